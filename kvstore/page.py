@@ -1,0 +1,85 @@
+"""Pages: the KV bytes of one block in one layout, and everything that their bytes depend on.
+
+A page is found by ``PageKey``: the block's content hash plus the *fingerprint* of the layout. Two engines share pages
+exactly when their fingerprints are equal; anything that changes a byte (weights, dtype, shape, order, rank) is in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+
+import msgspec
+
+PAGE_FORMAT_VERSION = 1
+KEY_BYTES = 48
+
+
+class Tier(IntEnum):
+    """Where a page lies, fastest first. The values order tiers and index per-tier tuples; they are not persisted."""
+
+    DEVICE = 0
+    HOST = 1
+    DISK = 2
+    POOL = 3
+
+    @property
+    def label(self) -> str:
+        """The lower-case name used in metrics, JSON and bills."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class PageLayout:
+    """Everything that the bytes of a page depend on besides its tokens."""
+
+    weights_id: str      # content digest of the weights, never just a model's served name
+    dtype: str           # "float32", "bfloat16", …
+    page_tokens: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    order: str = "layer,kv,token,head,dim"
+    rank: int = 0
+    ranks: int = 1
+    is_mla: bool = False
+    format_version: int = PAGE_FORMAT_VERSION
+
+    @property
+    def fingerprint(self) -> bytes:
+        """16 bytes that differ whenever any field differs."""
+        return hashlib.sha256(msgspec.msgpack.encode(sorted(asdict(self).items()))).digest()[:16]
+
+
+PageKey = bytes
+"""48 bytes: 16 of the layout's fingerprint, then 32 of the block's content hash."""
+
+
+def page_key(fingerprint: bytes, content_hash: bytes) -> PageKey:
+    """Return the name under which every tier keeps the page of this block in this layout."""
+    return fingerprint + content_hash
+
+
+def key_fingerprint(key: PageKey) -> bytes:
+    """Return the layout's part of a page key."""
+    return key[:16]
+
+
+def key_content_hash(key: PageKey) -> bytes:
+    """Return the block's part of a page key."""
+    return key[16:]
+
+
+@dataclass(frozen=True, slots=True)
+class PageMeta:
+    """What a page says of its block, so that a reopened tier can announce what it holds to the index.
+
+    ``parent`` is the content hash of the block before it (``None`` for a first block); ``token_ids`` are little-endian
+    ``uint32`` bytes; ``salt`` and ``adapter`` are the namespace that the block was computed under.
+    """
+
+    parent: bytes | None
+    token_ids: bytes
+    salt: str | None = None
+    adapter: str | None = None

@@ -1,0 +1,110 @@
+"""The contract that every tier keeps, and which ``tests/contract/test_tiers.py`` holds all four to.
+
+* A tier maps ``PageKey`` to exactly ``page_bytes`` bytes. It keeps at most ``capacity_bytes`` of pages, exactly.
+* ``get`` fills the caller's buffer or reports a miss. A page whose key, length or checksum does not verify is a miss and
+  a counted alarm, never bytes. A buffer that was not filled has unspecified content.
+* ``put`` publishes a page only after its last byte is written; a reader never sees half of one. It deduplicates.
+* A fault of the medium (full, slow, gone, read-only) is a miss on ``get`` and ``False`` on ``put``; it is counted, logged
+  once for each change of state, and never raised. ``ValueError`` is for programmer errors (a buffer of the wrong size).
+* Methods are synchronous, thread-safe and bounded by the tier's deadline. They are called off the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvstore.page import PageKey, PageMeta, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page on its way into a tier. ``data`` is valid during the call only; ``checksum`` is xxh3_64 of ``data``."""
+
+    key: PageKey
+    meta: PageMeta
+    data: memoryview
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class PagesStored:
+    """These pages became readable in ``tier``."""
+
+    tier: Tier
+    pages: tuple[tuple[PageKey, PageMeta], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PagesRemoved:
+    """These pages were evicted from, or removed in, ``tier``."""
+
+    tier: Tier
+    keys: tuple[PageKey, ...]
+
+
+TierChange = PagesStored | PagesRemoved
+OnChange = Callable[[TierChange], None]
+
+
+@dataclass(slots=True)
+class TierStats:
+    """Counters of one tier since it was opened; ``misses`` and ``alarms`` are by reason."""
+
+    hits: int = 0
+    puts: int = 0
+    evictions: int = 0
+    dropped: int = 0
+    used_bytes: int = 0
+    misses: dict[str, int] = field(default_factory=dict)
+    alarms: dict[str, int] = field(default_factory=dict)
+
+
+class PageTier(Protocol):
+    """One level of the store."""
+
+    @property
+    def tier(self) -> Tier:
+        """Which level this is."""
+
+    @property
+    def page_bytes(self) -> int:
+        """The length of every page."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The most bytes of pages that the tier ever holds."""
+
+    def exists(self, keys: Sequence[PageKey]) -> list[bool]:
+        """Tell for each key whether ``get`` would probably find it. No page bytes are read."""
+
+    def get(self, keys: Sequence[PageKey], out: Sequence[memoryview]) -> list[int | None]:
+        """Fill ``out[i]`` with the page of ``keys[i]``; return its checksum, or ``None`` for a miss."""
+
+    def put(self, pages: Sequence[Page]) -> list[bool]:
+        """Store the pages; ``True`` for each that is readable afterwards, whether new or already there."""
+
+    def remove(self, keys: Sequence[PageKey]) -> int:
+        """Forget the pages; return how many were there."""
+
+    def pin(self, keys: Sequence[PageKey]) -> list[bool]:
+        """Protect pages from eviction until ``unpin``, counted; ``False`` where there is no such page."""
+
+    def unpin(self, keys: Sequence[PageKey]) -> None:
+        """Release one pin of each page."""
+
+    def scan(self) -> Iterator[tuple[PageKey, PageMeta]]:
+        """Go through what the tier holds, parents before children where it can."""
+
+    def clear(self) -> None:
+        """Forget every page of this tier's own namespace."""
+
+    def stats(self) -> TierStats:
+        """Return a copy of the counters."""
+
+    def check(self) -> None:
+        """Verify every internal invariant; raises ``AssertionError``. For tests and ``keepwarm store verify``."""
+
+    def close(self) -> None:
+        """Flush what was accepted and release the medium. Idempotent."""

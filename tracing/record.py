@@ -1,0 +1,193 @@
+"""The one immutable record of a request, from which its bill, its trace, its metrics and its log line follow.
+
+Everything here is a value: the pipeline closes one ``RequestRecord`` when a request ends, however it ends, and nobody
+changes it afterwards. Times are integer nanoseconds since the Unix epoch, money is integer nano-units of the price book's
+currency, token classes are disjoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """How a request ended."""
+
+    OK = "ok"                            # the answer was delivered whole
+    REJECTED = "rejected"                # refused before any engine saw it (bad request, no key, over a limit)
+    UPSTREAM_REFUSED = "upstream_refused"  # the engine answered 4xx
+    UPSTREAM_FAILED = "upstream_failed"  # no engine answered, or it answered 5xx
+    TRUNCATED = "truncated"              # the engine's stream stopped without an end
+    ABORTED = "aborted"                  # the client left
+
+
+class UsageSource(StrEnum):
+    """Where the token counts come from, best first."""
+
+    ENGINE = "engine"        # the engine's own usage object
+    RECOVERED = "recovered"  # counted by the gateway from what was seen of a stream that ended early
+    NONE = "none"            # nothing was computed
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Disjoint token classes of one answer. ``prompt_tokens`` is their sum; reasoning lies inside output."""
+
+    fresh_tokens: int = 0             # prompt tokens that were computed
+    hit_device_tokens: int = 0
+    hit_host_tokens: int = 0
+    hit_disk_tokens: int = 0
+    hit_pool_tokens: int = 0
+    hit_unknown_tokens: int = 0       # cached, and the engine does not say in which tier
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    source: UsageSource = UsageSource.NONE
+
+    @property
+    def hit_tokens(self) -> int:
+        """Prompt tokens that were not computed, whatever the tier."""
+        return (self.hit_device_tokens + self.hit_host_tokens + self.hit_disk_tokens + self.hit_pool_tokens
+                + self.hit_unknown_tokens)  # fmt: skip
+
+    @property
+    def prompt_tokens(self) -> int:
+        """All prompt tokens, as OpenAI counts them."""
+        return self.fresh_tokens + self.hit_tokens
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and output tokens."""
+        return self.prompt_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ChargeLine:
+    """One priced token class: ``amount_nano = quantity * unit price``, rounded as the book says."""
+
+    token_class: str       # "fresh", "hit_device", "hit_host", "hit_disk", "hit_pool", "hit_unknown", "output", "request"
+    quantity: int
+    amount_nano: int
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What a request costs. ``amount_nano`` is ``None`` exactly when ``unpriced_reason`` is set: unknown is never 0."""
+
+    currency: str
+    price_version: str
+    lines: tuple[ChargeLine, ...] = ()
+    amount_nano: int | None = None
+    saved_nano: int | None = None       # the same tokens with no cache, less ``amount_nano``
+    unpriced_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One instance as the router saw it when it decided."""
+
+    instance: str
+    hit_tokens: tuple[int, int, int, int]   # device, host, disk, pool: the leading run that could be read there
+    queued_tokens: int                      # prompt tokens routed there and not yet answered
+    expected_ttft_ns: int
+    healthy: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where the request went and why."""
+
+    policy: str
+    instance: str
+    candidates: tuple[Candidate, ...]
+    predicted_hit_tokens: int
+    exact: bool                 # token ids were hashed (not text chunks) and the chosen source's events were whole
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at one instance."""
+
+    instance: str
+    started_ns: int
+    ended_ns: int
+    status: int | None          # HTTP status, None when there was none
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model asked for in this answer."""
+
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunLink:
+    """Which run and step a request belongs to, and on what evidence."""
+
+    run_id: str
+    step: int                   # from 1
+    method: str                 # "header", "tool_call_id", "message_chain", "new"
+    confidence: float           # 1.0 for explicit evidence
+    previous_request_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who asked."""
+
+    tenant: str
+    team: str
+    key_id: str                 # public part of the key, never the secret
+
+
+@dataclass(frozen=True, slots=True)
+class Stamps:
+    """When each stage ended, in order; a stage that was not reached is ``None``."""
+
+    arrived_ns: int
+    routed_ns: int | None = None
+    sent_ns: int | None = None
+    first_token_ns: int | None = None
+    last_token_ns: int | None = None
+    closed_ns: int = 0
+
+    @property
+    def ttft_ns(self) -> int | None:
+        """Arrival to first token."""
+        return None if self.first_token_ns is None else self.first_token_ns - self.arrived_ns
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One logical request from arrival to end."""
+
+    request_id: str
+    endpoint: str               # "chat", "completions"
+    model: str                  # as the client named it
+    served_model: str           # as the instance names it
+    identity: Identity
+    stream: bool
+    stamps: Stamps
+    outcome: Outcome
+    status: int                 # what the client was answered
+    usage: Usage
+    charge: Charge
+    link: RunLink | None = None
+    decision: Decision | None = None
+    attempts: tuple[Attempt, ...] = ()
+    error: str | None = None    # a short class, never content
+    gateway_prompt_tokens: int | None = None   # the gateway's own count, None in approximate mode
+    salted: bool = False        # the client narrowed its cache namespace
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_results: tuple[str, ...] = ()         # ids of the calls whose results this request brought
+    finish_reason: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)   # bounded: "agent", "step_name", …
+    traceparent: str | None = None             # W3C, as the client sent it
+
+    @property
+    def instance(self) -> str | None:
+        """The instance that answered, or the last one tried."""
+        return self.attempts[-1].instance if self.attempts else None
