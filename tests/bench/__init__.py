@@ -1,0 +1,1 @@
+"""Self-contained benchmarks, one module each with ``main(argv) -> int``."""
