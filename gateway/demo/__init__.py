@@ -1,1 +1,1 @@
-"""The demonstration that ``keepwarm demo`` runs: a real agent, a real gateway, real engines, and a summary read back."""
+"""The demonstration that ``keepwarm demo`` runs: a real agent through a real gateway, and a summary read back."""

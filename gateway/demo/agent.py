@@ -1,18 +1,19 @@
 """A tool-calling agent on the official OpenAI client.
 
-A 135M-parameter model cannot be trusted to choose its tools, so each step forces one by ``tool_choice`` and lets the model
-fill in the arguments under the tool's JSON schema. The calls are really run and their results really go back.
+A 135M-parameter model cannot be trusted to choose its tools, so each step forces one by ``tool_choice`` and lets the
+model fill in the arguments under the tool's JSON schema. The calls are really run and their results really go back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from gateway.demo.desk import HANDBOOK, TASK, TOOLS, Desk
 
 if TYPE_CHECKING:
-    from openai import OpenAI
+    from openai import OpenAI, Stream
+    from openai.types.chat import ChatCompletionChunk
 
 Body = dict[str, Any]
 
@@ -31,6 +32,10 @@ class Agent:
         ]
         self.bodies: list[Body] = []
 
+    def ask(self, question: str) -> None:
+        """Let the user say something before the next step."""
+        self._messages.append({"role": "user", "content": question})
+
     def force(self, tool: str) -> None:
         """Run one step: the model fills in this tool's arguments, the tool runs, its result joins the conversation."""
         choice = {"type": "function", "function": {"name": tool}}
@@ -42,10 +47,8 @@ class Agent:
             self._messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
             self._say(f"{call['function']['name']}({call['function']['arguments']}) -> {result}")
 
-    def answer(self, question: str | None = None, max_tokens: int = 32) -> None:
+    def answer(self, max_tokens: int = 32) -> None:
         """Run one step without tools being called: the model answers in its own words."""
-        if question is not None:
-            self._messages.append({"role": "user", "content": question})
         body: Body = {"messages": list(self._messages), "tools": TOOLS, "tool_choice": "none", "max_tokens": max_tokens}
         message = self._stream(body)
         self._messages.append(message)
@@ -55,9 +58,11 @@ class Agent:
         """Send one request and put the streamed answer together as the message that goes into the history."""
         body = {"model": self._model, "stream": True, "temperature": 0, **body}
         self.bodies.append(body)
-        text, calls = "", {}
+        text = ""
+        calls: dict[int, dict[str, str]] = {}
         headers = {"x-keepwarm-run": self._run, "x-keepwarm-step-name": f"step-{len(self.bodies)}"}
-        for chunk in self._client.chat.completions.create(**body, extra_headers=headers):
+        answer = self._client.chat.completions.create(**body, extra_headers=headers)
+        for chunk in cast("Stream[ChatCompletionChunk]", answer):
             if not chunk.choices:
                 continue
             delta = chunk.choices[0].delta
