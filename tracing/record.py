@@ -1,8 +1,8 @@
 """The one immutable record of a request, from which its bill, its trace, its metrics and its log line follow.
 
 Everything here is a value: the pipeline closes one ``RequestRecord`` when a request ends, however it ends, and nobody
-changes it afterwards. Times are integer nanoseconds since the Unix epoch, money is integer nano-units of the price book's
-currency, token classes are disjoint.
+changes it afterwards. Times are integer nanoseconds since the Unix epoch, money is integer nano-units of the price
+book's currency, token classes are disjoint.
 """
 
 from __future__ import annotations
@@ -14,35 +14,53 @@ from enum import StrEnum
 class Outcome(StrEnum):
     """How a request ended."""
 
-    OK = "ok"                            # the answer was delivered whole
-    REJECTED = "rejected"                # refused before any engine saw it (bad request, no key, over a limit)
+    OK = "ok"  # the answer was delivered whole
+    REJECTED = "rejected"  # refused before any engine saw it (bad request, no key, over a limit)
     UPSTREAM_REFUSED = "upstream_refused"  # the engine answered 4xx
     UPSTREAM_FAILED = "upstream_failed"  # no engine answered, or it answered 5xx
-    TRUNCATED = "truncated"              # the engine's stream stopped without an end
-    ABORTED = "aborted"                  # the client left
+    TRUNCATED = "truncated"  # the engine's stream stopped without an end
+    ABORTED = "aborted"  # the client left
 
 
 class UsageSource(StrEnum):
     """Where the token counts come from, best first."""
 
-    ENGINE = "engine"        # the engine's own usage object
+    ENGINE = "engine"  # the engine's own usage object
     RECOVERED = "recovered"  # counted by the gateway from what was seen of a stream that ended early
-    NONE = "none"            # nothing was computed
+    MISSING = "missing"  # something was computed and nobody counted it: never billed as 0
+    NONE = "none"  # nothing was computed
+
+
+class HitSource(StrEnum):
+    """Where the split of the prompt into fresh and hit tokens comes from."""
+
+    REPORTED = "reported"  # the engine told the hits of each tier
+    INFERRED = "inferred"  # the engine told a total, and the tiers follow from the stores' events
+    TOTAL = "total"  # the engine told a total only: it stands in ``hit_unknown_tokens``
+    UNKNOWN = "unknown"  # nobody told: hits are 0 for want of a count and lie inside ``fresh_tokens``
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Disjoint token classes of one answer. ``prompt_tokens`` is their sum; reasoning lies inside output."""
+    """Disjoint token classes of one answer. ``prompt_tokens`` is their sum; reasoning lies inside output.
 
-    fresh_tokens: int = 0             # prompt tokens that were computed
+    The write classes hold tokens that were computed and that the API bills as written to its cache; engines that bill
+    no writes leave them 0, and their computed tokens are all ``fresh``.
+    """
+
+    fresh_tokens: int = 0  # prompt tokens that were computed (and not billed as written)
     hit_device_tokens: int = 0
     hit_host_tokens: int = 0
     hit_disk_tokens: int = 0
     hit_pool_tokens: int = 0
-    hit_unknown_tokens: int = 0       # cached, and the engine does not say in which tier
+    hit_unknown_tokens: int = 0  # cached, and the engine does not say in which tier
     output_tokens: int = 0
     reasoning_tokens: int = 0
     source: UsageSource = UsageSource.NONE
+    write_tokens: int = 0  # written, the API has one lifetime or doesn't say which
+    write_5m_tokens: int = 0  # written to live five minutes
+    write_1h_tokens: int = 0  # written to live an hour
+    hit_source: HitSource = HitSource.UNKNOWN
 
     @property
     def hit_tokens(self) -> int:
@@ -51,9 +69,14 @@ class Usage:
                 + self.hit_unknown_tokens)  # fmt: skip
 
     @property
+    def written_tokens(self) -> int:
+        """Prompt tokens that were computed and billed as written, whatever their lifetime."""
+        return self.write_tokens + self.write_5m_tokens + self.write_1h_tokens
+
+    @property
     def prompt_tokens(self) -> int:
         """All prompt tokens, as OpenAI counts them."""
-        return self.fresh_tokens + self.hit_tokens
+        return self.fresh_tokens + self.hit_tokens + self.written_tokens
 
     @property
     def total_tokens(self) -> int:
@@ -65,9 +88,21 @@ class Usage:
 class ChargeLine:
     """One priced token class: ``amount_nano = quantity * unit price``, rounded as the book says."""
 
-    token_class: str       # "fresh", "hit_device", "hit_host", "hit_disk", "hit_pool", "hit_unknown", "output", "request"
+    token_class: str  # a rate of billing.prices ("fresh", "hit_device", …, "output"), "request" or "minimum"
     quantity: int
     amount_nano: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChargeBasis:
+    """What a charge was looked up by, so that anyone can do it again, and which price that gave."""
+
+    model: str
+    at_ns: int  # the request's arrival: it picks the dates and calendar windows
+    team: str | None = None
+    region: str | None = None
+    service_tier: str | None = None
+    rule: str | None = None  # the price that was picked, in words; ``None`` when there was none
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +113,9 @@ class Charge:
     price_version: str
     lines: tuple[ChargeLine, ...] = ()
     amount_nano: int | None = None
-    saved_nano: int | None = None       # the same tokens with no cache, less ``amount_nano``
+    saved_nano: int | None = None  # the same tokens with no cache, less ``amount_nano``
     unpriced_reason: str | None = None
+    basis: ChargeBasis | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +123,8 @@ class Candidate:
     """One instance as the router saw it when it decided."""
 
     instance: str
-    hit_tokens: tuple[int, int, int, int]   # device, host, disk, pool: the leading run that could be read there
-    queued_tokens: int                      # prompt tokens routed there and not yet answered
+    hit_tokens: tuple[int, int, int, int]  # device, host, disk, pool: the leading run that could be read there
+    queued_tokens: int  # prompt tokens routed there and not yet answered
     expected_ttft_ns: int
     healthy: bool = True
 
@@ -101,7 +137,7 @@ class Decision:
     instance: str
     candidates: tuple[Candidate, ...]
     predicted_hit_tokens: int
-    exact: bool                 # token ids were hashed (not text chunks) and the chosen source's events were whole
+    exact: bool  # token ids were hashed (not text chunks) and the chosen source's events were whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +147,7 @@ class Attempt:
     instance: str
     started_ns: int
     ended_ns: int
-    status: int | None          # HTTP status, None when there was none
+    status: int | None  # HTTP status, None when there was none
     error: str | None = None
 
 
@@ -128,9 +164,9 @@ class RunLink:
     """Which run and step a request belongs to, and on what evidence."""
 
     run_id: str
-    step: int                   # from 1
-    method: str                 # "header", "tool_call_id", "message_chain", "new"
-    confidence: float           # 1.0 for explicit evidence
+    step: int  # from 1
+    method: str  # "header", "tool_call_id", "message_chain", "new"
+    confidence: float  # 1.0 for explicit evidence
     previous_request_id: str | None = None
 
 
@@ -140,7 +176,7 @@ class Identity:
 
     tenant: str
     team: str
-    key_id: str                 # public part of the key, never the secret
+    key_id: str  # public part of the key, never the secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,27 +201,28 @@ class RequestRecord:
     """One logical request from arrival to end."""
 
     request_id: str
-    endpoint: str               # "chat", "completions"
-    model: str                  # as the client named it
-    served_model: str           # as the instance names it
+    endpoint: str  # "chat", "completions"
+    model: str  # as the client named it
+    served_model: str  # as the instance names it
     identity: Identity
     stream: bool
     stamps: Stamps
     outcome: Outcome
-    status: int                 # what the client was answered
+    status: int  # what the client was answered
     usage: Usage
     charge: Charge
     link: RunLink | None = None
     decision: Decision | None = None
     attempts: tuple[Attempt, ...] = ()
-    error: str | None = None    # a short class, never content
-    gateway_prompt_tokens: int | None = None   # the gateway's own count, None in approximate mode
-    salted: bool = False        # the client narrowed its cache namespace
+    error: str | None = None  # a short class, never content
+    gateway_prompt_tokens: int | None = None  # the gateway's own count, None in approximate mode
+    salted: bool = False  # the client narrowed its cache namespace
     tool_calls: tuple[ToolCall, ...] = ()
-    tool_results: tuple[str, ...] = ()         # ids of the calls whose results this request brought
+    tool_results: tuple[str, ...] = ()  # ids of the calls whose results this request brought
     finish_reason: str | None = None
-    labels: dict[str, str] = field(default_factory=dict)   # bounded: "agent", "step_name", …
-    traceparent: str | None = None             # W3C, as the client sent it
+    labels: dict[str, str] = field(default_factory=dict)  # bounded: "agent", "step_name", …
+    traceparent: str | None = None  # W3C, as the client sent it
+    usage_problems: tuple[str, ...] = ()  # what was wrong with the engine's usage: clamps and contradictions
 
     @property
     def instance(self) -> str | None:
