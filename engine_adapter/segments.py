@@ -1,0 +1,161 @@
+"""Segments: the text between two control tokens, encoded by itself and remembered.
+
+Tokenizers split text at added tokens before they merge anything, so the ids of a text are the ids of its segments in a
+row. An agent's requests only append, so all segments but the last few are found in the memo and a step costs what is
+new.
+
+Each segment is encoded between its two neighbours, whose ids are then cut off: flags of added tokens that eat white
+space, and tokenizers that treat a text's beginning differently, so have their effect exactly as in the whole text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from engine_adapter.markers import Markers
+from engine_adapter.prompt_errors import PromptError
+
+_ENTRY_OVERHEAD_BYTES = 240  # the key (65), the tuple's header (48) and a slot of an ordered dictionary (about 120)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoStats:
+    """The memo at one moment."""
+
+    hits: int
+    misses: int
+    entries: int
+    used_bytes: int
+
+
+class SegmentEncoder:
+    """Text to ids for one tokenizer, split at its control tokens. Thread-safe; the memo stays within ``memo_bytes``."""
+
+    def __init__(self, tokenizer: Tokenizer, markers: Markers, *, memo_bytes: int = 64 << 20) -> None:
+        self._tokenizer = tokenizer
+        self._literal = _without_control_tokens(tokenizer, markers)
+        self._markers = markers
+        self._control_ids = {text: _added_id(tokenizer, text) for text in markers.tokens}
+        self._ids = list(range(tokenizer.get_vocab_size(with_added_tokens=True)))  # one int object an id, shared
+        self._memo: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
+        self._memo_limit_bytes, self._memo_used_bytes = memo_bytes, 0
+        self._lock = threading.Lock()
+        self._hits = self._misses = 0
+
+    def encode(self, text: str, *, guard: str | None = None, cut: str | None = None) -> list[int]:
+        """Return the ids of ``text``.
+
+        ``guard`` is the character behind the first character of each marker that is ordinary text; ``cut`` one at which
+        the text is split although there is no token. Neither is encoded. Raises ``PromptError`` where the tokenizer
+        makes a control token of ordinary text whatever we do. O(new text) plus one digest of the text.
+        """
+        pieces = self._markers.splitter.split(text)
+        ids: list[int] = []
+        for at in range(0, len(pieces), 2):
+            before = pieces[at - 1] if at else ""
+            after = pieces[at + 1] if at + 1 < len(pieces) else ""
+            parts = pieces[at].split(cut) if cut else [pieces[at]]
+            for index, part in enumerate(parts):
+                left, right = before if index == 0 else "", after if index == len(parts) - 1 else ""
+                if part:
+                    ids.extend(self._segment(left, part, right, guard if guard and guard in part else None))
+            if after:
+                ids.append(self._control_ids[after])
+        return ids
+
+    def stats(self) -> MemoStats:
+        """Return the memo's counters."""
+        with self._lock:
+            return MemoStats(self._hits, self._misses, len(self._memo), self._memo_used_bytes)
+
+    def _segment(self, left: str, text: str, right: str, guard: str | None) -> tuple[int, ...]:
+        key = _memo_key(left, text, right, guard)
+        with self._lock:
+            known = self._memo.get(key)
+            if known is not None:
+                self._memo.move_to_end(key)
+                self._hits += 1
+                return known
+            self._misses += 1
+        raw = self._encode_literally(text, guard) if guard else self._encode_between(left, text, right)
+        ids = tuple(map(self._ids.__getitem__, raw))
+        self._remember(key, ids)
+        return ids
+
+    def _remember(self, key: bytes, ids: tuple[int, ...]) -> None:
+        cost = _ENTRY_OVERHEAD_BYTES + 8 * len(ids)
+        with self._lock:
+            if key in self._memo or cost > self._memo_limit_bytes:
+                return
+            self._memo[key] = ids
+            self._memo_used_bytes += cost
+            while self._memo_used_bytes > self._memo_limit_bytes:
+                _, dropped = self._memo.popitem(last=False)
+                self._memo_used_bytes -= _ENTRY_OVERHEAD_BYTES + 8 * len(dropped)
+
+    def _encode_between(self, left: str, text: str, right: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(left + text + right, add_special_tokens=False).ids
+        start, end = (1 if left else 0), len(ids) - (1 if right else 0)
+        assert not left or ids[0] == self._control_ids[left]
+        assert not right or ids[-1] == self._control_ids[right]
+        return ids[start:end]
+
+    def _encode_literally(self, text: str, guard: str) -> list[int]:
+        ids: list[int] = self._literal.encode(text.replace(guard, ""), add_special_tokens=False).ids
+        forbidden = set(self._control_ids.values())
+        if forbidden.isdisjoint(ids):
+            return ids
+        # A vocabulary that reaches a control token by merges: the guard stands inside each marker, so split there.
+        ids = [i for piece in text.split(guard) for i in self._literal.encode(piece, add_special_tokens=False).ids]
+        if not forbidden.isdisjoint(ids):
+            raise PromptError("a control token in the messages cannot be encoded as ordinary text by this tokenizer")
+        return ids
+
+
+def _memo_key(left: str, text: str, right: str, guard: str | None) -> bytes:
+    """Return a name for what is to be encoded: a strong digest, since a collision would give one client another's ids.
+
+    The guard differs from request to request, so only its places count.
+    """
+    parts = text.split(guard) if guard else [text]
+    shape = ",".join(str(len(part)) for part in (left, right, *parts))
+    content = "".join((left, right, *parts))
+    return hashlib.sha256(f"{shape};{content}".encode("utf-8", "surrogatepass")).digest()
+
+
+def control_tokens(tokenizer: Tokenizer, template_text: str) -> dict[str, bool]:
+    """Return the added tokens that can mean something to the model, with whether each is flagged special.
+
+    ``template_text`` is all that the template may write itself. A token that the tokenizer doesn't find inside a text
+    by itself (flags and normalizers can bring that about) is left out: a text must not be split there.
+    """
+    found: dict[str, bool] = {}
+    for token_id, token in tokenizer.get_added_tokens_decoder().items():
+        text = token.content
+        if text.isspace() or not (token.special or text in template_text):
+            continue
+        if token_id in tokenizer.encode(f"a{text}b", add_special_tokens=False).ids:
+            found[text] = token.special
+    return found
+
+
+def _without_control_tokens(tokenizer: Tokenizer, markers: Markers) -> Tokenizer:
+    """Return a copy of the tokenizer that takes control tokens as text and keeps every id."""
+    description = json.loads(tokenizer.to_str())
+    for token in description["added_tokens"]:
+        token["special"] = token["content"] in markers.tokens
+    literal = Tokenizer.from_str(json.dumps(description))
+    literal.encode_special_tokens = True
+    return literal
+
+
+def _added_id(tokenizer: Tokenizer, text: str) -> int:
+    token_id = tokenizer.token_to_id(text)
+    assert token_id is not None, text
+    return int(token_id)

@@ -1,0 +1,146 @@
+"""Chat templates: compiling and rendering the Jinja dialect that Hugging Face models publish.
+
+The environment is the one of ``transformers`` (immutable sandbox, ``trim_blocks``, ``lstrip_blocks``, loop controls,
+``{% generation %}`` blocks, ``tojson`` that escapes no HTML, ``raise_exception``, ``strftime_now``), so that a
+published template renders here to the same text. Templates come from strangers: the sandbox is not optional.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import cast
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from engine_adapter.prompt_errors import PromptError, TemplateError
+
+TEMPLATE_FOLDER = Path(__file__).parent / "templates"
+MODEL_TEMPLATE = "model"
+"""The name under which a model's own template is selected."""
+
+
+def named_templates() -> list[str]:
+    """Return the names of keepwarm's own templates, sorted; ``templates/README.md`` documents them."""
+    return sorted(path.stem for path in TEMPLATE_FOLDER.glob("*.jinja"))
+
+
+class ChatTemplate:
+    """One compiled template and the variables that its model defines (``bos_token`` and the like)."""
+
+    def __init__(self, source: str, *, name: str, variables: Mapping[str, str] | None = None) -> None:
+        """Compile ``source``. Raises ``TemplateError`` where it is not valid Jinja."""
+        self.name = name
+        self.source = source
+        self._variables = dict(variables or {})
+        environment = _environment()
+        try:
+            self._template = environment.from_string(source)
+            self._tree = environment.parse(source)
+        except jinja2.TemplateError as error:
+            raise TemplateError(f"chat template {name!r} does not compile: {error}") from error
+
+    def literal_text(self) -> str:
+        """Return all text that the template itself may write, joined by NUL so that no match spans two pieces."""
+        texts = {node.data for node in self._tree.find_all(nodes.TemplateData)}
+        texts |= {node.value for node in self._tree.find_all(nodes.Const) if isinstance(node.value, str)}
+        return "\0".join(sorted(texts))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None,
+        *,
+        add_generation_prompt: bool,
+        **extra: object,
+    ) -> str:
+        """Return the text of the chat. Raises ``PromptError`` where the template refuses it or cannot render it."""
+        try:
+            return self._template.render(
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._variables,
+                **extra,
+            )
+        # A template is someone else's program: these are the ways in which it fails on data that it did not expect.
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            KeyError,
+            AttributeError,
+            IndexError,
+            RecursionError,
+        ) as error:
+            raise PromptError(f"the chat template {self.name!r} cannot render these messages: {error}") from error
+
+
+def load_named(name: str, variables: Mapping[str, str]) -> ChatTemplate:
+    """Return keepwarm's template of this name. Raises ``TemplateError`` for an unknown name."""
+    path = TEMPLATE_FOLDER / f"{name}.jinja"
+    if name not in named_templates():
+        raise TemplateError(f"no chat template is named {name!r}; there are {', '.join(named_templates())}")
+    return ChatTemplate(path.read_text(encoding="utf-8"), name=name, variables=variables)
+
+
+def read_model_templates(model_dir: Path, config: Mapping[str, object]) -> dict[str, str]:
+    """Return a model's own templates by name: ``default`` and, where it publishes one, ``tool_use``. May be empty.
+
+    ``config`` is the content of ``tokenizer_config.json``. A ``chat_template.jinja`` beside it wins.
+    """
+    found: dict[str, str] = {}
+    published = config.get("chat_template")
+    if isinstance(published, str):
+        found["default"] = published
+    elif isinstance(published, list):
+        for entry in cast("list[Mapping[str, str]]", published):
+            found[entry["name"]] = entry["template"]
+    for path in sorted((model_dir / "additional_chat_templates").glob("*.jinja")):
+        found[path.stem] = path.read_text(encoding="utf-8")
+    single = model_dir / "chat_template.jinja"
+    if single.is_file():
+        found["default"] = single.read_text(encoding="utf-8")
+    return found
+
+
+class _GenerationBlocks(Extension):
+    """``{% generation %} … {% endgeneration %}`` marks what the model wrote; for us it is only its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own interface
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Replace the block by its body."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = cast("Callable[[str], str]", lambda pattern: datetime.now().strftime(pattern))
+    return environment
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
