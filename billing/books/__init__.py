@@ -1,0 +1,1 @@
+"""Price books that come with the package, as TOML."""

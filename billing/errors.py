@@ -1,0 +1,42 @@
+"""What billing raises.
+
+::
+
+    BillingError
+    ├── PriceBookError        a price book that is malformed or contradicts itself; names the path in the file
+    ├── ReportError           a report that was asked for by a name that there is none of
+    └── LedgerError           the ledger cannot be opened, read or written
+        ├── LedgerFullError   so much waits to be written that no further row is accepted
+        └── LedgerClosedError a row came after close()
+"""
+
+from __future__ import annotations
+
+
+class BillingError(Exception):
+    """The root of this package's errors."""
+
+
+class PriceBookError(BillingError):
+    """A price book cannot be used. ``problems`` holds one line each, led by the path in the file."""
+
+    def __init__(self, source: str, problems: list[str]) -> None:
+        self.source = source
+        self.problems = problems
+        super().__init__("\n".join([f"price book {source} cannot be used:", *(f"  {line}" for line in problems)]))
+
+
+class ReportError(BillingError):
+    """A report was asked for in words that it does not know."""
+
+
+class LedgerError(BillingError):
+    """The ledger could not be opened, read or written."""
+
+
+class LedgerFullError(LedgerError):
+    """Too many rows wait to be written: the medium has been failing and the limit is reached."""
+
+
+class LedgerClosedError(LedgerError):
+    """A row was appended after the ledger had been closed."""
