@@ -1,0 +1,99 @@
+"""What the gateway answers when it does not answer with an engine's words.
+
+GatewayError               a request ends with ``status`` and a class that the client and the record see
+├── BadRequest             400: malformed JSON, not an object, a member of the wrong kind, an unknown role
+├── Unauthorized           401: no key, or one that is not known
+├── Forbidden              403: the key may not use this model, or not this administration
+├── NotFound               404: no such path, model, run or instance
+├── MethodNotAllowed       405
+├── BodyTooLarge           413
+├── NoInstance             503: no healthy instance serves the model; ``retry_after_s``
+├── Draining               503: the gateway is going down
+└── UpstreamUnusable       502 or 504: engines were tried and none answered
+SettingsError              the process does not start
+
+Messages never quote a prompt, an answer or a key.
+"""
+
+from __future__ import annotations
+
+
+class GatewayError(Exception):
+    """A request ends here. ``kind`` is OpenAI's ``type``, ``code`` a short class for clients and records."""
+
+    status = 500
+    kind = "server_error"
+    code = "internal_error"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code or type(self).code
+        self.retry_after_s = retry_after_s
+
+
+class BadRequest(GatewayError):
+    """The client's mistake."""
+
+    status, kind, code = 400, "invalid_request_error", "invalid_request"
+
+
+class Unauthorized(GatewayError):
+    """No valid key."""
+
+    status, kind, code = 401, "authentication_error", "invalid_api_key"
+
+
+class Forbidden(GatewayError):
+    """The key is valid and does not allow this."""
+
+    status, kind, code = 403, "permission_error", "not_allowed"
+
+
+class NotFound(GatewayError):
+    """There is no such thing."""
+
+    status, kind, code = 404, "invalid_request_error", "not_found"
+
+
+class MethodNotAllowed(GatewayError):
+    """The path exists, the method does not."""
+
+    status, kind, code = 405, "invalid_request_error", "method_not_allowed"
+
+
+class BodyTooLarge(GatewayError):
+    """The body is over the cap; it was neither read to its end nor cut short."""
+
+    status, kind, code = 413, "invalid_request_error", "body_too_large"
+
+
+class NoInstance(GatewayError):
+    """No healthy instance serves the model now."""
+
+    status, kind, code = 503, "server_error", "no_instance"
+
+
+class Draining(GatewayError):
+    """The gateway is going down."""
+
+    status, kind, code = 503, "server_error", "draining"
+
+
+class UpstreamUnusable(GatewayError):
+    """Engines were tried and none answered."""
+
+    status, kind, code = 502, "upstream_error", "upstream_failed"
+
+
+class UpstreamTimeout(UpstreamUnusable):
+    """An engine was silent for longer than it may be."""
+
+    status, code = 504, "upstream_timeout"
+
+
+class SettingsError(Exception):
+    """The settings are wrong; each line of the message names a source, a path and what is wrong there."""

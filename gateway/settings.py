@@ -1,0 +1,359 @@
+"""The one settings file, strict: a name that is not known stops the start and is told with its path and its source.
+
+Sources, the first that has a value wins: command-line flags, environment (``KEEPWARM_SERVER__PORT=8400``), the TOML
+file, the defaults here. With no file at all keepwarm serves its embedded engine. Relative paths in the file are
+relative to the folder it lies in.
+
+State (ledger, traces, disk tiers, logs, the converted model) lies in ``home``: ``$KEEPWARM_HOME``, by default
+``~/.keepwarm``. It is not a cache folder, since the ledger must not be swept away with caches. One gateway at a time
+uses a home.
+
+Only the composition root sees these objects; every other module is given its own small frozen options.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from gateway.errors import SettingsError
+
+ENVIRONMENT_PREFIX = "KEEPWARM_"
+CONFIG_VARIABLE = "KEEPWARM_CONFIG"
+
+_NOT_SETTINGS = re.compile(r"KEEPWARM_(CONFIG$|PYTHON$|TORCH|SERVICE_(HOST|PORT)|PORT(_|$))")
+"""Variables of the set-up scripts, and those that Kubernetes puts beside a service that is called ``keepwarm``."""
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ServerSettings(_Strict):
+    """The listening socket and the limits of what comes in through it."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8400  # 0: any free one, told in the log
+    body_cap_bytes: Count = 64 << 20
+    answer_cap_bytes: Count = 64 << 20
+    drain_limit_s: Seconds = 30.0
+
+
+class StreamSettings(_Strict):
+    """Times of one answer."""
+
+    heartbeat_s: Seconds = 15.0  # a comment goes to the client when nothing else did for this long
+    first_byte_timeout_s: Seconds = 600.0  # from sending to the engine's first byte
+    idle_timeout_s: Seconds = 60.0  # between two pieces of an answer
+    client_stall_s: Seconds = 60.0  # a client that takes nothing for this long is cut off
+    event_cap_bytes: Count = 8 << 20  # one event of a stream
+
+
+class RoutingSettings(_Strict):
+    """How an instance is chosen. Rates are where learning starts."""
+
+    policy: Literal["expected-ttft", "fewest-requests", "round-robin"] = "expected-ttft"
+    seed: int = 0
+    prefill_tokens_per_s: Annotated[float, Field(gt=0)] = 2_000.0
+    host_tokens_per_s: Annotated[float, Field(gt=0)] = 200_000.0
+    disk_tokens_per_s: Annotated[float, Field(gt=0)] = 20_000.0
+    pool_tokens_per_s: Annotated[float, Field(gt=0)] = 20_000.0
+    index_bytes: Count = 256 << 20
+
+
+class RetrySettings(_Strict):
+    """Attempts of one request, first one included. Only what cannot have run is tried again."""
+
+    attempts: Annotated[int, Field(ge=1, le=10)] = 3
+
+
+class HealthSettings(_Strict):
+    """How instances are watched."""
+
+    interval_s: Seconds = 2.0
+    timeout_s: Seconds = 2.0
+
+
+class KeySettings(_Strict):
+    """One API key; the file may hold its SHA-256 (``keepwarm key``) or, for a test set-up, the secret itself."""
+
+    id: Name
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    secret: SecretStr | None = None
+    tenant: Name = "default"
+    team: Name = "default"
+    models: tuple[str, ...] | None = None  # None: all
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.sha256 is None) == (self.secret is None):
+            raise ValueError("give either sha256 or secret")
+        return self
+
+
+class ModelSettings(_Strict):
+    """What the gateway knows of a model that instances serve."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    tokenizer: str = "auto"  # "auto": the instance's own folder where it is readable; "default"; "none"; a folder
+    template: str | None = None
+    usage_counts: Literal["checked", "ignored"] = "checked"
+
+
+class InstanceSettings(_Strict):
+    """One engine that runs already."""
+
+    id: Name
+    url: Annotated[str, Field(pattern=r"^https?://[^\s/]+(/[^\s]*)?$")]
+    adapter: Literal["sglang", "openai", "embedded"] = "sglang"
+    api_key: SecretStr | None = None
+    models: tuple[str, ...] = ()  # empty: ask it
+    events: Literal["auto", "off"] = "auto"
+    pool: str | None = None  # name of the shared pool, where the instance doesn't tell
+
+    @field_validator("url")
+    @classmethod
+    def _no_trailing_slash(cls, url: str) -> str:
+        return url.rstrip("/").removesuffix("/v1")
+
+
+class EmbeddedSettings(_Strict):
+    """Engines that keepwarm starts itself. Without ``enabled`` they run exactly when no other instance is named."""
+
+    enabled: bool | None = None
+    instances: Annotated[int, Field(ge=1, le=64)] = 1
+    model: str = "default"
+    served_model_name: str | None = None
+    template: str | None = None
+    device_tokens: Count = 16_384
+    host_bytes: Annotated[int, Field(ge=0)] = 1 << 30
+    disk_bytes: Annotated[int, Field(ge=0)] = 4 << 30
+    pool_bytes: Annotated[int, Field(ge=0)] = 1 << 30  # 0: no pool
+    pool_url: str | None = None  # None: a Valkey of our own
+    page_tokens: Count = 16
+    threads: Annotated[int, Field(ge=0)] = 0  # 0: the cores, shared by the instances
+    ports: tuple[Annotated[int, Field(ge=1, le=65_535)], ...] = ()  # HTTP ports; empty: free ones
+    ready_timeout_s: Seconds = 900.0  # the first start fetches and converts the model
+    arguments: tuple[str, ...] = ()  # passed to every engine as they are
+
+
+class BillingSettings(_Strict):
+    """Prices and the ledger."""
+
+    prices: Path | None = None  # None: the packaged book
+    ledger: Path | None = None  # None: in ``home``
+
+
+class TracingSettings(_Strict):
+    """The trace store and export."""
+
+    store: Path | None = None  # None: in ``home``
+    otlp_endpoint: str | None = None
+
+
+class LogSettings(_Strict):
+    """The process's log, on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    access: bool = True
+
+
+class Settings(BaseSettings):
+    """Everything."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        frozen=True,
+        env_prefix=ENVIRONMENT_PREFIX,
+        env_nested_delimiter="__",
+        nested_model_default_partial_update=True,
+    )
+
+    home: Path = Path("~/.keepwarm")
+    server: ServerSettings = ServerSettings()
+    stream: StreamSettings = StreamSettings()
+    routing: RoutingSettings = RoutingSettings()
+    retry: RetrySettings = RetrySettings()
+    health: HealthSettings = HealthSettings()
+    keys: tuple[KeySettings, ...] = ()
+    models: tuple[ModelSettings, ...] = ()
+    instances: tuple[InstanceSettings, ...] = ()
+    embedded: EmbeddedSettings = EmbeddedSettings()
+    billing: BillingSettings = BillingSettings()
+    tracing: TracingSettings = TracingSettings()
+    log: LogSettings = LogSettings()
+
+    @property
+    def runs_embedded(self) -> bool:
+        """Whether keepwarm starts engines of its own."""
+        return not self.instances if self.embedded.enabled is None else self.embedded.enabled
+
+    @property
+    def ledger_path(self) -> Path:
+        """Where the ledger lies."""
+        return self.billing.ledger or self.home / "ledger.sqlite3"
+
+    @property
+    def trace_path(self) -> Path:
+        """Where the trace store lies."""
+        return self.tracing.store or self.home / "traces.sqlite3"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not self.keys and not is_loopback(self.server.host):
+            raise ValueError(
+                f"server.host = {self.server.host!r} listens beyond this machine, which needs at least one [[keys]]"
+            )
+        if not self.runs_embedded and not self.instances:
+            raise ValueError("there is no engine: name [[instances]] or enable [embedded]")
+        if self.embedded.ports and len(self.embedded.ports) != self.embedded.instances:
+            raise ValueError("embedded.ports must name one port for each of embedded.instances")
+        for where, names in (
+            ("keys", [key.id for key in self.keys]),
+            ("instances", [instance.id for instance in self.instances]),
+            ("models", [name for model in self.models for name in (model.name, *model.aliases)]),
+        ):
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise ValueError(f"{where}: {', '.join(twice)} is named twice")
+        return self
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach a socket on ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def load_settings(
+    path: Path | None = None, flags: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None
+) -> Settings:
+    """Return the settings of a process. Raises ``SettingsError``, which names each wrong value and where it stands.
+
+    ``path``: the file; without it ``$KEEPWARM_CONFIG``; without that, defaults. ``flags``: nested values from the
+    command line.
+    """
+    environment = os.environ if environment is None else environment
+    if path is None and environment.get(CONFIG_VARIABLE):
+        path = Path(environment[CONFIG_VARIABLE])
+    file = _read(path) if path is not None else {}
+    _check_variables(environment)
+    try:
+        settings = _layered(file, environment)(**(flags or {}))
+    except ValidationError as error:
+        raise SettingsError(_explain(error, file, flags or {}, path)) from None
+    return _with_paths(settings, path.parent if path is not None else Path.cwd())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: {error}") from None
+
+
+def _check_variables(environment: Mapping[str, str]) -> None:
+    for name in environment:
+        if not name.startswith(ENVIRONMENT_PREFIX) or _NOT_SETTINGS.match(name):
+            continue
+        head = name.removeprefix(ENVIRONMENT_PREFIX).split("__")[0].lower()
+        if head not in Settings.model_fields:
+            raise SettingsError(f"environment variable {name}: there is no setting {head!r}")
+
+
+def _layered(file: dict[str, Any], environment: Mapping[str, str]) -> type[Settings]:
+    """Return ``Settings`` with the file below the environment. Its sources are fixed, so nothing global is read."""
+    from pydantic_settings import EnvSettingsSource, InitSettingsSource
+
+    class FromEnvironment(EnvSettingsSource):
+        def _load_env_vars(self) -> Mapping[str, str | None]:
+            return {name.lower(): value for name, value in environment.items()}
+
+    class Layered(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return init_settings, FromEnvironment(settings_cls), InitSettingsSource(settings_cls, file)
+
+    return Layered
+
+
+def _explain(error: ValidationError, file: Mapping[str, Any], flags: Mapping[str, Any], path: Path | None) -> str:
+    lines = []
+    for problem in error.errors(include_input=False, include_url=False):
+        where = ".".join(str(part) for part in problem["loc"])
+        if _has(flags, problem["loc"]):
+            source = "the command line"
+        elif path is not None and _has(file, problem["loc"]):
+            source = str(path)
+        elif problem["loc"]:
+            source = f"environment variable {ENVIRONMENT_PREFIX}{'__'.join(str(p).upper() for p in problem['loc'])}"
+        else:
+            source = str(path) if path is not None else "the settings"
+        message = "there is no such setting" if problem["type"] == "extra_forbidden" else problem["msg"]
+        message = message.removeprefix("Value error, ")
+        lines.append(f"{source}: {where}: {message}" if where else f"{source}: {message}")
+    return "\n".join(lines)
+
+
+def _has(tree: object, place: tuple[int | str, ...]) -> bool:
+    """Tell whether the place, or for a missing value its table, stands in this source."""
+    for depth, part in enumerate(place):
+        if isinstance(tree, Mapping):
+            if part not in tree:
+                return depth > 0 and depth == len(place) - 1
+            tree = tree[part]
+        elif isinstance(tree, list | tuple) and isinstance(part, int) and part < len(tree):
+            tree = tree[part]
+        else:
+            return depth > 0
+    return bool(place)
+
+
+def _with_paths(settings: Settings, folder: Path) -> Settings:
+    def resolved(path: Path | None) -> Path | None:
+        return None if path is None else (folder / path.expanduser()).resolve()
+
+    def folder_or_word(word: str) -> str:
+        return (
+            word
+            if "/" not in word or word.startswith("/") or not (folder / word).exists()
+            else str((folder / word).resolve())
+        )
+
+    models = tuple(m.model_copy(update={"tokenizer": folder_or_word(m.tokenizer)}) for m in settings.models)
+    return settings.model_copy(
+        update={
+            "home": resolved(settings.home),
+            "models": models,
+            "embedded": settings.embedded.model_copy(update={"model": folder_or_word(settings.embedded.model)}),
+            "billing": settings.billing.model_copy(
+                update={"prices": resolved(settings.billing.prices), "ledger": resolved(settings.billing.ledger)}
+            ),
+            "tracing": settings.tracing.model_copy(update={"store": resolved(settings.tracing.store)}),
+        }
+    )
