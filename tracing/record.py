@@ -165,7 +165,7 @@ class RunLink:
 
     run_id: str
     step: int  # from 1
-    method: str  # "header", "tool_call_id", "message_chain", "new"
+    method: str  # a value of tracing.runs.LinkMethod
     confidence: float  # 1.0 for explicit evidence
     previous_request_id: str | None = None
 
@@ -223,6 +223,7 @@ class RequestRecord:
     labels: dict[str, str] = field(default_factory=dict)  # bounded: "agent", "step_name", …
     traceparent: str | None = None  # W3C, as the client sent it
     usage_problems: tuple[str, ...] = ()  # what was wrong with the engine's usage: clamps and contradictions
+    message_tip: str | None = None  # chained hash (hex) of prompt and answer: a restarted gateway links by it
 
     @property
     def instance(self) -> str | None:

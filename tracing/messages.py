@@ -1,0 +1,136 @@
+"""A conversation's identity: one chained hash a message, equal for every client spelling of the same message.
+
+Clients send the same history again and again and spell it a little differently each time: a cache marker moves, a null
+content becomes absent, reasoning is stripped, tool arguments are re-serialized. The canonical form keeps what the
+model was told (role, name, text, tool calls, tool results) and nothing else, so that step k+1's list starts with step
+k's list whenever the client only appended. Hashes are one-way and carry no text (privacy), and content-defined, so
+equal in every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import msgspec
+
+DIGEST_BYTES = 16
+_ENCODER = msgspec.json.Encoder(order="sorted")
+_DECODER = msgspec.json.Decoder()
+_ROLE_ALIASES = {"developer": "system"}
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+_REASONING_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLink:
+    """One message of a chain: its role, and the hash of it and of everything before it."""
+
+    role: str
+    digest: bytes
+
+
+MessageChain = tuple[ChainLink, ...]
+
+
+def message_chain(messages: Iterable[Mapping[str, object]], after: MessageChain = ()) -> MessageChain:
+    """The chain of ``messages`` continuing ``after`` (which is part of the result). Cost: linear in the text.
+
+    Messages are OpenAI chat messages, Anthropic messages or Responses items, as decoded from JSON. Never raises on odd
+    content: whatever JSON holds has a canonical form.
+    """
+    links = list(after)
+    digest = links[-1].digest if links else b""
+    for message in messages:
+        role = _role(message)
+        digest = blake2b(digest + _ENCODER.encode(_canonical(message, role)), digest_size=DIGEST_BYTES).digest()
+        links.append(ChainLink(role, digest))
+    return tuple(links)
+
+
+def tool_result_ids(messages: Iterable[Mapping[str, object]]) -> tuple[str, ...]:
+    """The ids of all tool results in the history, oldest first."""
+    found: list[str] = []
+    for message in messages:
+        candidates = [message.get("tool_call_id") if message.get("role") == "tool" else None]
+        if message.get("type") == "function_call_output":
+            candidates.append(message.get("call_id"))
+        content = message.get("content")
+        if isinstance(content, list):
+            candidates += [
+                part.get("tool_use_id")
+                for part in content
+                if isinstance(part, Mapping) and part.get("type") == "tool_result"
+            ]
+        found += [value for value in candidates if isinstance(value, str) and value]
+    return tuple(found)
+
+
+def new_tool_result_ids(messages: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
+    """The ids of the results that this request brings: those after the last word of the assistant."""
+    start = len(messages)
+    while start and _role(messages[start - 1]) != "assistant":
+        start -= 1
+    return tool_result_ids(messages[start:])
+
+
+def _role(message: Mapping[str, object]) -> str:
+    role = message.get("role")
+    if isinstance(role, str):
+        return _ROLE_ALIASES.get(role, role)
+    kind = message.get("type")  # a Responses item has a type and, unless it is a message, no role
+    if kind in ("function_call", "reasoning"):
+        return "assistant"
+    return "tool" if kind == "function_call_output" else ""
+
+
+def _canonical(message: Mapping[str, object], role: str) -> list[object]:
+    calls = message.get("tool_calls")
+    return [
+        role,
+        message.get("name") or "",
+        message.get("tool_call_id") or message.get("call_id") or "",
+        _content(message.get("content")),
+        [_call(call) for call in calls] if isinstance(calls, list) else [],
+        [_arguments(message.get("arguments")), _content(message.get("output"))],
+    ]
+
+
+def _content(content: object) -> list[object]:
+    """Text as one stripped string, other parts as they are without their cache markers, reasoning left out."""
+    if content is None or content == "":
+        return []
+    if isinstance(content, str):
+        return [stripped] if (stripped := content.strip()) else []
+    if not isinstance(content, list):
+        return [content]
+    parts: list[object] = []
+    for part in content:
+        if not isinstance(part, Mapping):
+            parts.append(part)
+        elif part.get("type") in _TEXT_PARTS:
+            parts += _content(part.get("text"))
+        elif part.get("type") not in _REASONING_PARTS:
+            kept = {name: value for name, value in part.items() if name not in ("cache_control", "content")}
+            parts.append([kept, _content(part.get("content"))])
+    return parts
+
+
+def _call(call: object) -> object:
+    if not isinstance(call, Mapping):
+        return call
+    function = call.get("function")
+    if not isinstance(function, Mapping):
+        return dict(call)
+    return [call.get("id") or "", function.get("name") or "", _arguments(function.get("arguments"))]
+
+
+def _arguments(arguments: object) -> object:
+    """Arguments by value when they are JSON text, so that a client's re-serialization changes nothing."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return _DECODER.decode(arguments)
+    except msgspec.DecodeError:
+        return arguments

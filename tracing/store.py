@@ -1,0 +1,237 @@
+"""The embedded trace store: every request's record in one SQLite file, listed by run.
+
+``append`` never blocks and never does I/O: one writer thread commits what has arrived in the meantime (group commit),
+in WAL mode, so what was committed survives ``kill -9``. Appending a record twice stores it once. The queue is bounded:
+a record that finds it full is dropped and counted, because a trace must not slow down the requests that it shows (the
+ledger, which must not lose anything, is another file with other rules). Reading methods block: call them in a thread.
+"""
+
+from __future__ import annotations
+
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tracing.errors import AmbiguousRunError, TraceStoreError
+from tracing.record import RequestRecord
+from tracing.store_lists import Money, RunFilter, RunSummary, condition_of, money, summary
+from tracing.store_schema import COLUMNS, SCHEMA_VERSION, Row, decode_record, row_of
+from tracing.store_writer import TraceStoreOptions, commit, forget_old, open_for_writing
+
+__all__ = ["Money", "RunFilter", "RunSummary", "TraceStore", "TraceStoreOptions", "TraceStoreStats"]
+
+
+@dataclass(slots=True)
+class TraceStoreStats:
+    """Counters since the store was opened."""
+
+    appended: int = 0
+    dropped: int = 0  # found the queue full, or could not be written
+
+
+@dataclass(slots=True)
+class _Flush:
+    done: threading.Event = field(default_factory=threading.Event)
+    committed: bool = False
+
+
+class TraceStore:
+    """Records in a SQLite file. Thread-safe. ``read_only`` opens a file that another process may be writing."""
+
+    def __init__(self, path: Path, options: TraceStoreOptions | None = None, *, read_only: bool = False) -> None:
+        self._path = path
+        self._options = options or TraceStoreOptions()
+        self._reader_lock = threading.Lock()
+        self._queue: queue.Queue[Row | _Flush | None] = queue.Queue(self._options.queue_records)
+        self._stats = TraceStoreStats()
+        self._writer: threading.Thread | None = None
+        self._failure: str | None = None
+        try:
+            if read_only:
+                self._reader = sqlite3.connect(f"file:{path}?mode=ro", uri=True, check_same_thread=False)
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                connection = open_for_writing(path)
+                self._reader = sqlite3.connect(path, check_same_thread=False)
+                self._writer = threading.Thread(
+                    target=self._write_all, args=(connection,), name="keepwarm-trace-store", daemon=True
+                )
+                self._writer.start()
+            _verify_version(self._reader)
+        except (sqlite3.Error, OSError) as error:
+            raise TraceStoreError(f"can't open the trace store {path}: {error}") from error
+
+    # ---- writing
+
+    def append(self, record: RequestRecord) -> None:
+        """Hand a record to the writer; returns at once. Raises :class:`UnstorableRecord` for what JSON can't hold."""
+        row = row_of(record)
+        try:
+            self._queue.put_nowait(row)
+            self._stats.appended += 1
+        except queue.Full:
+            self._stats.dropped += 1
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything appended before is committed; whether that happened in time."""
+        if self._writer is None or not self._writer.is_alive():
+            return self._queue.empty()
+        flush = _Flush()
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._queue.put(flush, timeout=timeout_s)
+        except queue.Full:
+            return False
+        return flush.done.wait(max(0.0, deadline - time.monotonic())) and flush.committed
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Commit what is queued and stop; whether all of it was committed in time. Idempotent."""
+        done = True
+        if self._writer is not None:
+            try:
+                self._queue.put(None, timeout=timeout_s)
+            except queue.Full:
+                done = False
+            self._writer.join(timeout_s)
+            done = done and not self._writer.is_alive()
+            self._writer = None
+        with self._reader_lock:
+            self._reader.close()
+        return done
+
+    def stats(self) -> TraceStoreStats:
+        """Counters since the store was opened."""
+        return TraceStoreStats(self._stats.appended, self._stats.dropped)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the last commit failed, ``None`` while writing works."""
+        return self._failure
+
+    # ---- reading
+
+    def record(self, request_id: str) -> RequestRecord | None:
+        """One request's record."""
+        with self._reading() as reader:
+            row = reader.execute("SELECT body FROM records WHERE request_id = ?", (request_id,)).fetchone()
+        return decode_record(row[0]) if row else None
+
+    def run(self, run_id: str, tenant: str | None = None) -> list[RequestRecord]:
+        """A run's records in step order; empty when there is none.
+
+        Run ids that clients choose may be the same for several tenants: raises :class:`AmbiguousRunError` when they
+        are and ``tenant`` is not given.
+        """
+        with self._reading() as reader:
+            if tenant is None:
+                tenants = [row[0] for row in reader.execute("SELECT tenant FROM runs WHERE run_id = ?", (run_id,))]
+                if not tenants:
+                    return []
+                if len(tenants) > 1:
+                    raise AmbiguousRunError(run_id, tenants)
+                tenant = tenants[0]
+            rows = reader.execute(
+                "SELECT body FROM records WHERE tenant = ? AND run_id = ? ORDER BY step, seq", (tenant, run_id)
+            ).fetchall()
+        return [decode_record(row[0]) for row in rows]
+
+    def runs(self, limit: int = 100, where: RunFilter | None = None) -> list[RunSummary]:
+        """The most recent runs, newest first. Cost: the records of the runs that are returned."""
+        condition, values = condition_of(where or RunFilter())
+        with self._reading() as reader:
+            named = reader.execute(
+                f"SELECT tenant, run_id FROM runs WHERE {condition} ORDER BY last_ns DESC LIMIT ?", (*values, limit)
+            ).fetchall()
+            return [summary(reader, tenant, run_id) for tenant, run_id in named]
+
+    def recent(self, limit: int) -> list[RequestRecord]:
+        """The last ``limit`` records, oldest first, of runs or not; what a restarted run linker takes up again."""
+        with self._reading() as reader:
+            rows = reader.execute("SELECT body FROM records ORDER BY seq DESC LIMIT ?", (limit,)).fetchall()
+        return [decode_record(row[0]) for row in reversed(rows)]
+
+    def totals(self, tenant: str | None = None) -> tuple[Money, ...]:
+        """Exact sums over every record of the store (or of one tenant), by currency."""
+        condition, values = ("tenant = ?", (tenant,)) if tenant is not None else ("1", ())
+        with self._reading() as reader:
+            return money(reader, condition, values)
+
+    def count(self) -> int:
+        """How many records are stored."""
+        with self._reading() as reader:
+            return int(reader.execute("SELECT count(*) FROM records").fetchone()[0])
+
+    def check(self) -> None:
+        """Verify the file and that columns and bodies agree. Raises :class:`TraceStoreError`; reads everything."""
+        with self._reading() as reader:
+            if (problem := reader.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
+                raise TraceStoreError(f"{self._path}: {problem}")
+            for stored in reader.execute(f"SELECT {COLUMNS} FROM records"):
+                if row_of(decode_record(stored[-1])) != stored:
+                    raise TraceStoreError(f"{self._path}: columns and body of record {stored[0]!r} differ")
+            orphans = reader.execute(
+                "SELECT count(*) FROM (SELECT tenant, run_id FROM records WHERE run_id IS NOT NULL EXCEPT"
+                " SELECT tenant, run_id FROM runs)"
+            ).fetchone()[0]
+        if orphans:
+            raise TraceStoreError(f"{self._path}: {orphans} runs are not listed")
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._reader_lock:
+            try:
+                yield self._reader
+            except sqlite3.Error as error:
+                raise TraceStoreError(f"can't read the trace store {self._path}: {error}") from error
+
+    # ---- the writer's thread
+
+    def _write_all(self, connection: sqlite3.Connection) -> None:
+        since_retention = self._options.retention_records
+        running = True
+        while running:
+            rows, flushes, running = self._collect()
+            try:
+                commit(connection, rows)
+                since_retention += len(rows)
+                if since_retention >= self._options.retention_records:
+                    since_retention = 0
+                    forget_old(connection, self._options, time.time_ns())
+                self._failure = None
+            except sqlite3.Error as error:
+                self._failure = str(error)
+                self._stats.dropped += len(rows)
+            for flush in flushes:
+                flush.committed = self._failure is None
+                flush.done.set()
+        connection.close()
+
+    def _collect(self) -> tuple[list[Row], list[_Flush], bool]:
+        """Wait for one item and take what else is there, up to a batch; the last value is false at the end."""
+        rows: list[Row] = []
+        flushes: list[_Flush] = []
+        item = self._queue.get()
+        while True:
+            if item is None:
+                return rows, flushes, False
+            if isinstance(item, _Flush):
+                flushes.append(item)
+            else:
+                rows.append(item)
+            if len(rows) >= self._options.batch_records or flushes:
+                return rows, flushes, True
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                return rows, flushes, True
+
+
+def _verify_version(connection: sqlite3.Connection) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version != SCHEMA_VERSION:
+        raise TraceStoreError(f"the trace store has schema {version}, this build reads {SCHEMA_VERSION}")

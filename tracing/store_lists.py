@@ -1,0 +1,122 @@
+"""What the trace store answers: runs with their exact sums, as SQL over its tables."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """Exact sums in one currency. ``unpriced`` requests have no amount and are in no sum."""
+
+    currency: str
+    cost_nano: int
+    saved_nano: int
+    unpriced: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One line of the runs list: exact sums over the run's records."""
+
+    tenant: str
+    run_id: str
+    agent: str | None
+    model: str
+    first_ns: int
+    last_ns: int
+    steps: int
+    failed: int  # requests whose outcome isn't ok
+    prompt_tokens: int
+    hit_tokens: tuple[int, int, int, int, int]  # device, host, disk, pool, unknown
+    output_tokens: int
+    ttft_p50_ns: int | None
+    money: tuple[Money, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    """Which runs to list. Times bound the run's last request; ``text`` is part of a run id or an agent's name."""
+
+    tenant: str | None = None
+    text: str | None = None
+    model: str | None = None
+    since_ns: int | None = None
+    until_ns: int | None = None  # exclusive: the ``last_ns`` of the last run of a page gives the next page
+    failed_only: bool = False
+
+
+def condition_of(where: RunFilter) -> tuple[str, list[object]]:
+    """The filter as a condition on the table ``runs``, and its values."""
+    conditions = ["1"]
+    values: list[object] = []
+    for condition, value in (
+        ("tenant = ?", where.tenant),
+        ("last_ns >= ?", where.since_ns),
+        ("last_ns < ?", where.until_ns),
+        (_HAS_RECORD.format("model = ?"), where.model),
+    ):
+        if value is not None:
+            conditions.append(condition)
+            values.append(value)
+    if where.text:
+        conditions.append(f"(instr(lower(run_id), lower(?)) OR {_HAS_RECORD.format('instr(lower(agent), lower(?))')})")
+        values += [where.text, where.text]
+    if where.failed_only:
+        conditions.append(_HAS_RECORD.format("outcome <> 'ok'"))
+    return " AND ".join(conditions), values
+
+
+_HAS_RECORD: Final = (
+    "EXISTS (SELECT 1 FROM records WHERE records.tenant = runs.tenant AND records.run_id = runs.run_id AND {})"
+)
+
+
+def summary(reader: sqlite3.Connection, tenant: str, run_id: str) -> RunSummary:
+    """The sums of one run that has at least one record."""
+    values = (tenant, run_id)
+    sums = reader.execute(
+        "SELECT max(agent), min(arrived_ns), max(arrived_ns), count(*), sum(outcome <> 'ok'), sum(prompt_tokens),"
+        " sum(hit_device_tokens), sum(hit_host_tokens), sum(hit_disk_tokens), sum(hit_pool_tokens),"
+        " sum(hit_unknown_tokens), sum(output_tokens), count(ttft_ns) FROM records WHERE tenant = ? AND run_id = ?",
+        values,
+    ).fetchone()
+    model = reader.execute(
+        "SELECT model FROM records WHERE tenant = ? AND run_id = ? ORDER BY step DESC, seq DESC LIMIT 1", values
+    ).fetchone()[0]
+    median = reader.execute(
+        "SELECT ttft_ns FROM records WHERE tenant = ? AND run_id = ? AND ttft_ns IS NOT NULL ORDER BY ttft_ns"
+        " LIMIT 1 OFFSET ?",
+        (*values, max(0, (sums[12] - 1) // 2)),
+    ).fetchone()
+    return RunSummary(
+        tenant=tenant,
+        run_id=run_id,
+        agent=sums[0],
+        model=model,
+        first_ns=sums[1],
+        last_ns=sums[2],
+        steps=sums[3],
+        failed=sums[4],
+        prompt_tokens=sums[5],
+        hit_tokens=sums[6:11],
+        output_tokens=sums[11],
+        ttft_p50_ns=median[0] if median else None,
+        money=money(reader, "tenant = ? AND run_id = ?", values),
+    )
+
+
+def money(reader: sqlite3.Connection, condition: str, values: tuple[object, ...]) -> tuple[Money, ...]:
+    """Sums by currency. Amounts are summed in two halves, so that no sum of 64-bit integers overflows."""
+    rows = reader.execute(
+        "SELECT currency, sum(cost_nano >> 32), sum(cost_nano & 4294967295), sum(saved_nano >> 32),"
+        f" sum(saved_nano & 4294967295), sum(cost_nano IS NULL) FROM records WHERE {condition}"
+        " GROUP BY currency ORDER BY currency",
+        values,
+    ).fetchall()
+    return tuple(
+        Money(currency, ((high or 0) << 32) + (low or 0), ((saved_high or 0) << 32) + (saved_low or 0), unpriced)
+        for currency, high, low, saved_high, saved_low, unpriced in rows
+    )
