@@ -2,11 +2,11 @@
 
 The score is the expected time to the first token on each instance::
 
-    (prompt tokens queued there + my uncached tokens) / its prefill rate  +  Σ tier  my hit tokens in it / its fetch rate
+    (prompt tokens queued there + my uncached tokens) / its prefill rate + Σ tier: my hit tokens in it / its fetch rate
 
-Hits in the device tier cost nothing; hits in slower tiers cost their fetch. The smallest score wins, ties go by a seeded
-random choice, so that equal instances share a burst. What is routed is reserved at once (``Load``), so that the next
-decision sees it, and is released exactly once.
+Hits in the device tier cost nothing; hits in slower tiers cost their fetch. The smallest score wins, ties go by a
+seeded random choice, so that equal instances share a burst. What is routed is reserved at once (``Load``), so that the
+next decision sees it, and is released exactly once.
 """
 
 from __future__ import annotations

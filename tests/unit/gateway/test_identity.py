@@ -24,7 +24,8 @@ def test_a_key_is_taken_from_any_of_the_usual_headers(headers: dict[str, str]) -
 
 @pytest.mark.parametrize(
     "headers",
-    [{}, {"authorization": "Bearer"}, {"authorization": "Basic sk-a"}, {"authorization": "Bearer sk-c"}, {"api-key": ""},
+    [{}, {"authorization": "Bearer"}, {"authorization": "Basic sk-a"}, {"authorization": "Bearer sk-c"},
+     {"api-key": ""}, {"x-api-key": " "},
      {"authorization": f"Bearer {digest_of('sk-a')}"}, {"x-api-key": "\udcff"}],
 )  # fmt: skip
 def test_anything_else_is_refused_without_telling_why(headers: dict[str, str]) -> None:

@@ -1,0 +1,69 @@
+"""Server-sent events, cut where events end and never where a read ended."""
+
+from __future__ import annotations
+
+import re
+
+_EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?=[^\n]))(?:\r\n|\n|\r(?=[^\n]))")
+"""A line's end and an empty line. A carriage return counts once the next byte shows that no line feed follows."""
+
+HEARTBEAT = b": keepwarm\n\n"
+
+
+class EventTooLong(Exception):
+    """One event is over the cap."""
+
+
+class EventCutter:
+    """Turns reads of any sizes into whole events, each with its own blank line. O(bytes) in all."""
+
+    __slots__ = ("_buffer", "_cap_bytes", "_searched")
+
+    def __init__(self, cap_bytes: int) -> None:
+        self._buffer = bytearray()
+        self._cap_bytes = cap_bytes
+        self._searched = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the events that are complete now. Raises ``EventTooLong``."""
+        buffer, events, start = self._buffer, [], 0
+        buffer += data
+        at = max(self._searched - 4, 0)
+        while found := _EVENT_END.search(buffer, at):
+            events.append(bytes(buffer[start : found.end()]))
+            start = at = found.end()
+        del buffer[:start]
+        self._searched = len(buffer)
+        if len(buffer) > self._cap_bytes:
+            raise EventTooLong(f"an event is longer than {self._cap_bytes} bytes")
+        return events
+
+    def rest(self) -> bytes:
+        """Return what came after the last complete event."""
+        return bytes(self._buffer)
+
+
+def data_of(event: bytes) -> bytes | None:
+    """Return the event's data, ``None`` when it has none (a comment)."""
+    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
+    if len(lines) == 1:
+        return lines[0]
+    return b"\n".join(lines) if lines else None
+
+
+def with_data(event: bytes, data: bytes) -> bytes:
+    """Return the event with other data on one line; its other lines and its line ends stay."""
+    lines = event.splitlines(keepends=True)
+    out, is_placed = [], False
+    for line in lines:
+        if not line.startswith(b"data:"):
+            out.append(line)
+        elif not is_placed:
+            is_placed = True
+            out.append(b"data: " + data + line[len(line.rstrip(b"\r\n")) :])
+    return b"".join(out)
+
+
+def event_of(data: bytes) -> bytes:
+    """Return a plain event."""
+    return b"data: " + data + b"\n\n"

@@ -1,0 +1,182 @@
+"""Carries one stream from an engine to a client.
+
+* Events go on whole, as soon as they are whole; several that came in one read go in one write.
+* The client's pace is the upstream's: nothing is read while a write waits, so that at most one read and one event lie
+  in between. A client that takes nothing for ``client_stall_s`` is given up.
+* When nothing went to the client for ``heartbeat_s``, a comment does; it is no token and no event.
+* A stream ends with ``[DONE]``. One that stops before its end gets an error event and then ``[DONE]``; no finish reason
+  is ever made up, and half an event is never shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine_adapter.errors import UpstreamBroken
+from engine_adapter.http import UpstreamResponse
+from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnusable
+from gateway.protocols.openai import DONE_EVENT, AnswerReader, error_body
+from gateway.protocols.sse import HEARTBEAT, EventCutter, EventTooLong, event_of
+
+STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+_DRAIN_S = 1.0
+
+
+class ClientGone(Exception):
+    """The client left, or takes nothing any more."""
+
+
+class Reply(Protocol):
+    """The way back to one client. Every method raises ``ClientGone``."""
+
+    @property
+    def is_started(self) -> bool:
+        """Whether a status went out."""
+
+    async def send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        """Answer whole."""
+
+    async def start(self, status: int, headers: Mapping[str, str]) -> None:
+        """Begin a stream."""
+
+    async def write(self, data: bytes) -> None:
+        """Send a piece; waits while the client is behind."""
+
+    async def finish(self) -> None:
+        """End a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayOptions:
+    """Times and sizes of one stream; see ``gateway.settings.StreamSettings``."""
+
+    heartbeat_s: float = 15.0
+    first_byte_timeout_s: float = 600.0  # until the first output, however much else comes
+    idle_timeout_s: float = 60.0
+    client_stall_s: float = 60.0
+    event_cap_bytes: int = 8 << 20
+
+
+class StreamWriter:
+    """Writes to a client whose stream has begun, and knows when it last did."""
+
+    def __init__(self, reply: Reply, options: RelayOptions) -> None:
+        self._reply, self._options = reply, options
+        self._clock = asyncio.get_running_loop().time
+        self._wrote_at = self._clock()
+
+    async def start(self, headers: Mapping[str, str]) -> None:
+        """Begin, unless begun."""
+        if not self._reply.is_started:
+            await self._reply.start(200, {**STREAM_HEADERS, **headers})
+            self._wrote_at = self._clock()
+
+    def heartbeat_due_s(self) -> float:
+        """Return the time until a heartbeat is due."""
+        return max(self._wrote_at + self._options.heartbeat_s - self._clock(), 0.0)
+
+    async def heartbeat(self) -> None:
+        """Show the client that the stream lives."""
+        await self.write(HEARTBEAT)
+
+    async def write(self, data: bytes) -> None:
+        """Send. Raises ``ClientGone``."""
+        try:
+            async with asyncio.timeout(self._options.client_stall_s):
+                await self._reply.write(data)
+        except TimeoutError:
+            raise ClientGone("the client takes nothing") from None
+        self._wrote_at = self._clock()
+
+    async def fail(self, error: GatewayError) -> None:
+        """End the stream with an error event."""
+        await self.write(event_of(error_body(error)) + DONE_EVENT)
+        await self._reply.finish()
+
+    async def finish(self) -> None:
+        """End the stream."""
+        await self._reply.finish()
+
+
+async def relay(
+    response: UpstreamResponse,
+    writer: StreamWriter,
+    reader: AnswerReader,
+    options: RelayOptions,
+    on_output: Callable[[], None],
+) -> GatewayError | None:
+    """Carry the stream to its end; return what was wrong with the upstream, ``None`` for a whole answer.
+
+    The client has got a definite end either way. ``on_output`` is called at each event that brings output, before it is
+    written. Raises ``ClientGone``; does not close ``response``.
+    """
+    cutter = EventCutter(options.event_cap_bytes)
+    while not reader.seen.is_done:
+        try:
+            limit_s = options.idle_timeout_s if reader.seen.pieces else options.first_byte_timeout_s
+            data = await _next(response, writer, limit_s)
+            events = cutter.feed(data) if data else _last(cutter.rest())
+        except TimeoutError:
+            return await _cut(writer, UpstreamTimeout(f"the engine was silent for {limit_s:g} s"))
+        except UpstreamBroken:
+            return await _cut(writer, UpstreamUnusable("the engine's connection broke", code="stream_truncated"))
+        except EventTooLong as error:
+            return await _cut(writer, UpstreamUnusable(str(error), code="event_too_long"))
+        shown = []
+        for event in events:
+            piece, has_output = reader.event(event)
+            if has_output:
+                on_output()
+            shown.append(piece)
+        if out := b"".join(shown):
+            await writer.write(out)
+        if not data:
+            break
+    return await _end(response, writer, reader)
+
+
+async def _next(response: UpstreamResponse, writer: StreamWriter, limit_s: float) -> bytes:
+    """Return the next read, with heartbeats while it lasts. Raises ``TimeoutError`` at the limit."""
+    async with asyncio.timeout(limit_s):
+        while True:
+            try:
+                async with asyncio.timeout(writer.heartbeat_due_s()):
+                    return await response.read_some()
+            except TimeoutError:
+                await writer.heartbeat()
+
+
+def _last(rest: bytes) -> list[bytes]:
+    """Return the event at the very end of a stream whose blank line is missing, when it is whole all the same."""
+    whole = rest.strip()
+    return (
+        [whole + b"\n\n"] if whole == b"data: [DONE]" or (whole.startswith(b"data:") and whole.endswith(b"}")) else []
+    )
+
+
+async def _end(response: UpstreamResponse, writer: StreamWriter, reader: AnswerReader) -> GatewayError | None:
+    seen = reader.seen
+    if not seen.is_done:
+        if seen.error is None and seen.finish_reason is None:
+            return await _cut(writer, UpstreamUnusable("the stream stopped before its end", code="stream_truncated"))
+        await writer.write(DONE_EVENT)
+    await writer.finish()
+    try:
+        async with asyncio.timeout(_DRAIN_S):
+            while await response.read_some():  # the connection can be used again once its end was read
+                pass
+    except (TimeoutError, UpstreamBroken):
+        pass
+    return None if seen.error is None else UpstreamUnusable("the engine sent an error", code=seen.error)
+
+
+async def _cut(writer: StreamWriter, error: GatewayError) -> GatewayError:
+    await writer.fail(error)
+    return error
