@@ -2,12 +2,14 @@
 
 Two chains exist because they answer two questions.
 
-* The *content hash* (SHA-256, 32 bytes) names the KV bytes of a block. It is SGLang's chain, so that our pages, SGLang's
-  storage keys and SGLang's events speak of the same block. A collision would be a wrong byte, hence a strong hash.
-* The *routing hash* (xxh3, 64 bits) names a block in the global index. A collision costs a detour and nothing more, hence
-  a fast one. It is seeded by everything that separates caches: model, adapter and salt.
+* The *content hash* (SHA-256, 32 bytes) names the KV bytes of a block. It is SGLang's chain, so that our pages,
+  SGLang's storage keys and SGLang's events speak of the same block. A collision would be a wrong byte, hence a strong
+  hash.
+* The *routing hash* (xxh3, 64 bits) names a block in the global index. A collision costs a detour and nothing more,
+  hence a fast one. It is seeded by everything that separates caches: model, adapter and salt.
 
-Both cover full blocks only; a trailing partial block has no name. Neither uses Python's ``hash``, so every process agrees.
+Both cover full blocks only; a trailing partial block has no name. Neither uses Python's ``hash``, so every process
+agrees.
 
 Sources: SGLang 0.5.23 ``BlockStored`` events (recomputed over recorded frames in ``tests/unit/kvstore``).
 """

@@ -1,7 +1,7 @@
 """The one vocabulary of KV events: what an engine or a store says about the blocks that it holds.
 
-Engines' own frames (``engine_adapter.wire_events``) and our tiers' changes both become these values; the index folds them
-in order of sequence numbers. ``hashes`` are the source's own names for its blocks; the index translates them by
+Engines' own frames (``engine_adapter.wire_events``) and our tiers' changes both become these values; the index folds
+them in order of sequence numbers. ``hashes`` are the source's own names for its blocks; the index translates them by
 ``token_ids``, so that any hash function of any engine will do.
 """
 
@@ -51,3 +51,4 @@ class EventBatch:
     published_at_s: float
     events: tuple[KvEvent, ...]
     rank: int = 0
+    ignored: tuple[str, ...] = ()  # why events that the source sent are missing here, one reason each

@@ -7,6 +7,7 @@ exactly when their fingerprints are equal; anything that changes a byte (weights
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 
@@ -14,6 +15,11 @@ import msgspec
 
 PAGE_FORMAT_VERSION = 1
 KEY_BYTES = 48
+
+_DTYPE_BYTES = {
+    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1,
+}  # fmt: skip
 
 
 class Tier(IntEnum):
@@ -34,8 +40,8 @@ class Tier(IntEnum):
 class PageLayout:
     """Everything that the bytes of a page depend on besides its tokens."""
 
-    weights_id: str      # content digest of the weights, never just a model's served name
-    dtype: str           # "float32", "bfloat16", …
+    weights_id: str  # content digest of the weights, never just a model's served name
+    dtype: str  # "float32", "bfloat16", …
     page_tokens: int
     layers: int
     kv_heads: int
@@ -50,6 +56,18 @@ class PageLayout:
     def fingerprint(self) -> bytes:
         """16 bytes that differ whenever any field differs."""
         return hashlib.sha256(msgspec.msgpack.encode(sorted(asdict(self).items()))).digest()[:16]
+
+    @property
+    def page_shape(self) -> tuple[int, int, int, int, int]:
+        """Dims of one page: layers, planes (K and V; one latent plane under MLA), tokens, heads, head dim."""
+        return (self.layers, 1 if self.is_mla else 2, self.page_tokens, self.kv_heads, self.head_dim)
+
+    @property
+    def page_bytes(self) -> int:
+        """The length of every page of this layout. Raises ``ValueError`` for a dtype that has no known width."""
+        if self.dtype not in _DTYPE_BYTES:
+            raise ValueError(f"unknown page dtype {self.dtype!r}; known: {', '.join(_DTYPE_BYTES)}")
+        return math.prod(self.page_shape) * _DTYPE_BYTES[self.dtype]
 
 
 PageKey = bytes

@@ -1,18 +1,19 @@
 """The contract that every tier keeps, and which ``tests/contract/test_tiers.py`` holds all four to.
 
 * A tier maps ``PageKey`` to exactly ``page_bytes`` bytes. It keeps at most ``capacity_bytes`` of pages, exactly.
-* ``get`` fills the caller's buffer or reports a miss. A page whose key, length or checksum does not verify is a miss and
-  a counted alarm, never bytes. A buffer that was not filled has unspecified content.
+* ``get`` fills the caller's buffer or reports a miss. A page whose key, length or checksum does not verify is a miss
+  and a counted alarm, never bytes. A buffer that was not filled has unspecified content.
 * ``put`` publishes a page only after its last byte is written; a reader never sees half of one. It deduplicates.
-* A fault of the medium (full, slow, gone, read-only) is a miss on ``get`` and ``False`` on ``put``; it is counted, logged
-  once for each change of state, and never raised. ``ValueError`` is for programmer errors (a buffer of the wrong size).
+* A fault of the medium (full, slow, gone, read-only) is a miss on ``get`` and ``False`` on ``put``; it is counted,
+  logged once for each change of state, and never raised. ``ValueError`` is for programmer errors (a buffer of the
+  wrong size).
 * Methods are synchronous, thread-safe and bounded by the tier's deadline. They are called off the event loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from kvstore.page import PageKey, PageMeta, Tier
@@ -26,6 +27,14 @@ class Page:
     meta: PageMeta
     data: memoryview
     checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a tier says of a page whose bytes it has just delivered and verified."""
+
+    checksum: int
+    meta: PageMeta
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +69,26 @@ class TierStats:
     misses: dict[str, int] = field(default_factory=dict)
     alarms: dict[str, int] = field(default_factory=dict)
 
+    def miss(self, reason: str, count: int = 1) -> None:
+        """Count pages that were asked for and not delivered."""
+        if count:
+            self.misses[reason] = self.misses.get(reason, 0) + count
+
+    def alarm(self, reason: str, count: int = 1) -> None:
+        """Count pages that did not verify; every alarm of a read is also a miss."""
+        if count:
+            self.alarms[reason] = self.alarms.get(reason, 0) + count
+
+    def copy(self) -> TierStats:
+        """Return a snapshot that later counting does not change."""
+        return replace(self, misses=dict(self.misses), alarms=dict(self.alarms))
+
 
 class PageTier(Protocol):
     """One level of the store."""
+
+    on_change: OnChange | None
+    """Told of every change, in order, from whichever thread made it, with no lock of the tier held."""
 
     @property
     def tier(self) -> Tier:
@@ -79,8 +105,8 @@ class PageTier(Protocol):
     def exists(self, keys: Sequence[PageKey]) -> list[bool]:
         """Tell for each key whether ``get`` would probably find it. No page bytes are read."""
 
-    def get(self, keys: Sequence[PageKey], out: Sequence[memoryview]) -> list[int | None]:
-        """Fill ``out[i]`` with the page of ``keys[i]``; return its checksum, or ``None`` for a miss."""
+    def get(self, keys: Sequence[PageKey], out: Sequence[memoryview]) -> list[Found | None]:
+        """Fill ``out[i]`` with the page of ``keys[i]`` and say what it is, or ``None`` for a miss."""
 
     def put(self, pages: Sequence[Page]) -> list[bool]:
         """Store the pages; ``True`` for each that is readable afterwards, whether new or already there."""
@@ -96,6 +122,9 @@ class PageTier(Protocol):
 
     def scan(self) -> Iterator[tuple[PageKey, PageMeta]]:
         """Go through what the tier holds, parents before children where it can."""
+
+    def announce(self, limit: int) -> int:
+        """Tell ``on_change`` again of what the tier holds, at most ``limit`` pages, oldest first; return how many."""
 
     def clear(self) -> None:
         """Forget every page of this tier's own namespace."""

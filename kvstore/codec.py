@@ -1,0 +1,99 @@
+"""How a page is written down outside this process: its checksum, and the sealed header that goes with its bytes.
+
+A header says which page this is, how long it is and what its bytes must hash to. *Sealed* means prefixed by magic,
+format version and a hash over key and content, so that a header that was torn, flipped, moved under another key or
+written by another format is refused before any of it is believed::
+
+    offset  0    4          6           10         18
+            KWPG version u16 length u32  xxh3 u64   msgpack content …        (little endian)
+
+The same form seals the disk's index records and the header in front of each pooled value.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TypeVar
+
+import msgspec
+import xxhash
+
+from kvstore.errors import RecordError
+from kvstore.page import PageKey, PageMeta
+
+RECORD_VERSION = 1
+"""Bump it when the content of a record changes; older records are then refused with reason "format"."""
+
+_MAGIC = b"KWPG"
+_PREFIX = struct.Struct("<4sHIQ")
+PREFIX_BYTES = _PREFIX.size
+
+
+class PageHeader(msgspec.Struct, frozen=True, array_like=True):
+    """What every stored page says of itself."""
+
+    key: bytes
+    length: int
+    checksum: int
+    meta: PageMeta
+
+
+class IndexRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Where a page lies in a slab. ``generation`` names the slab's life, ``sequence`` orders the writes in it."""
+
+    header: PageHeader
+    slot: int
+    generation: int
+    sequence: int
+
+
+RecordT = TypeVar("RecordT", bound=msgspec.Struct)
+
+
+def checksum(data: memoryview | bytes) -> int:
+    """Return xxh3_64 of the bytes. About 0.03 CPU s/GB while they are in cache, 0.09 when not."""
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def seal(key: PageKey, record: msgspec.Struct) -> bytes:
+    """Return the record as bytes that ``unseal`` accepts under the same key only."""
+    content = msgspec.msgpack.encode(record)
+    return _PREFIX.pack(_MAGIC, RECORD_VERSION, len(content), _seal_of(key, content)) + content
+
+
+def unseal(key: PageKey, data: memoryview | bytes, kind: type[RecordT]) -> tuple[RecordT, int]:
+    """Return the record at the start of ``data`` and its sealed length. Raises ``RecordError``."""
+    if len(data) < PREFIX_BYTES:
+        raise RecordError("record")
+    magic, version, length, seal_hash = _PREFIX.unpack_from(data)
+    if magic != _MAGIC:
+        raise RecordError("record")
+    if version != RECORD_VERSION:
+        raise RecordError("format")
+    end = PREFIX_BYTES + length
+    content = bytes(data[PREFIX_BYTES:end])
+    if len(content) != length or _seal_of(key, content) != seal_hash:
+        raise RecordError("record")
+    try:
+        return msgspec.msgpack.decode(content, type=kind), end
+    except msgspec.DecodeError as error:
+        raise RecordError("format") from error
+
+
+def verify_header(header: PageHeader, key: PageKey, page_bytes: int) -> None:
+    """Raise ``RecordError`` unless the header speaks of this page in this length."""
+    if header.key != key:
+        raise RecordError("key")
+    if header.length != page_bytes:
+        raise RecordError("length")
+
+
+def sealed_length(data: memoryview | bytes) -> int:
+    """Return how long the sealed record at the start of ``data`` claims to be; 0 if it is none."""
+    if len(data) < PREFIX_BYTES or bytes(data[:4]) != _MAGIC:
+        return 0
+    return PREFIX_BYTES + int(_PREFIX.unpack_from(data)[2])
+
+
+def _seal_of(key: PageKey, content: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(key + content)

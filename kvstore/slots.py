@@ -1,0 +1,192 @@
+"""Which page lies in which slot: the bookkeeping that the device, host and disk tiers share.
+
+A tier's memory is cut once into equal slots. A slot is
+
+* *free*: nobody's;
+* *private*: handed out by ``allocate`` and not (or no longer) findable; free again when its last pin goes;
+* *published*: findable under a key; evictable while nobody pins it.
+
+Whoever touches a slot's bytes holds a pin on it, so a slot never changes hands under a reader or a writer. Not
+thread-safe: the tier's lock guards it. Every method is O(1) amortised for each slot or key named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from kvstore.page import PageKey, PageMeta, key_fingerprint, page_key
+from kvstore.policy import EvictionPolicy
+
+
+class SlotTable:
+    """Slots, their pins and the keys under which they are found."""
+
+    def __init__(self, slots: int, policy: EvictionPolicy[PageKey]) -> None:
+        if slots < 0:
+            raise ValueError(f"a tier cannot have {slots} slots")
+        self.slots = slots
+        self._policy = policy
+        self._free = list(range(slots - 1, -1, -1))  # a stack; neighbours come out in rising order
+        self._pins = [0] * slots
+        self._entries: list[tuple[PageKey, PageMeta] | None] = [None] * slots
+        self._slot_of: dict[PageKey, int] = {}  # in order of publication
+        self._held: dict[PageKey, int] = {}  # pins by key, included in the slot's pins
+
+    @property
+    def free(self) -> int:
+        """Slots that are nobody's."""
+        return len(self._free)
+
+    @property
+    def evictable(self) -> int:
+        """Published slots that nobody pins."""
+        return len(self._policy)
+
+    @property
+    def published(self) -> int:
+        """Slots that can be found."""
+        return len(self._slot_of)
+
+    def find(self, key: PageKey) -> int | None:
+        """Return the slot of this page, untouched and unpinned."""
+        return self._slot_of.get(key)
+
+    def entry(self, slot: int) -> tuple[PageKey, PageMeta] | None:
+        """Return what is published in this slot."""
+        return self._entries[slot]
+
+    def meta(self, slot: int) -> PageMeta:
+        """Return what the page published in this slot says of its block."""
+        entry = self._entries[slot]
+        assert entry is not None, f"nothing is published in slot {slot}"
+        return entry[1]
+
+    def entries(self) -> list[tuple[PageKey, PageMeta]]:
+        """Return every published page, oldest publication first (so parents come before what was built on them)."""
+        return [entry for slot in self._slot_of.values() if (entry := self._entries[slot]) is not None]
+
+    def allocate(self, count: int) -> tuple[list[int], list[PageKey]] | None:
+        """Return ``count`` private slots, each pinned once, and the keys evicted for them; ``None`` if impossible."""
+        if count > len(self._free) + len(self._policy):
+            return None
+        evicted = []
+        while len(self._free) < count:
+            victim = self._policy.victim()
+            assert victim is not None, "the policy counts resting pages that it does not name"
+            self.remove(victim)
+            evicted.append(victim)
+        slots = [self._free.pop() for _ in range(count)]
+        for slot in slots:
+            self._pins[slot] = 1
+        return slots, evicted
+
+    def restore(self, pages: Iterable[tuple[int, PageKey, PageMeta]]) -> list[PageKey]:
+        """Publish, unpinned, what a reopened medium holds; return the keys whose slot is taken or does not exist.
+
+        For an empty table. The first page is the oldest.
+        """
+        assert len(self._free) == self.slots, "only an empty table can be restored"
+        refused, restored = [], []
+        for slot, key, meta in pages:
+            if not 0 <= slot < self.slots or self._pins[slot] or key in self._slot_of:
+                refused.append(key)
+                continue
+            self._pins[slot] = 1
+            self.publish(slot, key, meta)
+            restored.append(slot)
+        self._free = [slot for slot in self._free if not self._pins[slot]]
+        self.release(restored[::-1])
+        return refused
+
+    def publish(self, slot: int, key: PageKey, meta: PageMeta) -> bool:
+        """Make a private, pinned slot findable; ``False`` if the key is taken, and the slot stays private."""
+        assert self._pins[slot] > 0, f"slot {slot} is published by somebody who does not pin it"
+        assert self._entries[slot] is None, f"slot {slot} is published twice"
+        if key in self._slot_of:
+            return False
+        self._entries[slot] = (key, meta)
+        self._slot_of[key] = slot
+        self._policy.add(key, None if meta.parent is None else page_key(key_fingerprint(key), meta.parent))
+        return True
+
+    def acquire(self, keys: Sequence[PageKey]) -> list[int]:
+        """Return the slots of the leading run of published keys, each pinned once and counted as used."""
+        slots = []
+        for key in keys:
+            slot = self._slot_of.get(key)
+            if slot is None:
+                break
+            self._pins[slot] += 1
+            self._policy.use(key)
+            slots.append(slot)
+        return slots
+
+    def retain(self, slots: Sequence[int]) -> None:
+        """Add a pin to each; they are published, or pinned already."""
+        for slot in slots:
+            entry = self._entries[slot]
+            assert entry is not None or self._pins[slot] > 0, f"slot {slot} is nobody's and cannot be retained"
+            self._pins[slot] += 1
+            if entry is not None:
+                self._policy.use(entry[0])
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Take one pin from each, last first: a chain given front to back leaves its prefix the most recent."""
+        for slot in reversed(slots):
+            assert self._pins[slot] > 0, f"slot {slot} is released once too often"
+            self._pins[slot] -= 1
+            if self._pins[slot] == 0:
+                entry = self._entries[slot]
+                if entry is None:
+                    self._free.append(slot)
+                else:
+                    self._policy.rest(entry[0])
+
+    def remove(self, key: PageKey) -> bool:
+        """Make the page unfindable at once; its slot is free when its readers are done."""
+        slot = self._slot_of.pop(key, None)
+        if slot is None:
+            return False
+        self._policy.discard(key)
+        self._entries[slot] = None
+        self._pins[slot] -= self._held.pop(key, 0)
+        if self._pins[slot] == 0:
+            self._free.append(slot)
+        return True
+
+    def hold(self, key: PageKey) -> bool:
+        """Pin a page by name; ``False`` if there is none. A removed page loses these pins with its name."""
+        if not self.acquire([key]):
+            return False
+        self._held[key] = self._held.get(key, 0) + 1
+        return True
+
+    def unhold(self, key: PageKey) -> None:
+        """Undo one ``hold``; nothing if there is none."""
+        held = self._held.get(key, 0)
+        if not held:
+            return
+        if held == 1:
+            del self._held[key]
+        else:
+            self._held[key] = held - 1
+        self.release([self._slot_of[key]])
+
+    def check(self) -> None:
+        """Verify every invariant. O(slots)."""
+        free = set(self._free)
+        assert len(free) == len(self._free), "a slot is free twice"
+        for slot, (pins, entry) in enumerate(zip(self._pins, self._entries, strict=True)):
+            assert pins >= 0, f"slot {slot} has {pins} pins"
+            assert (slot in free) == (pins == 0 and entry is None), f"slot {slot} is lost or given out twice"
+            assert entry is None or self._slot_of.get(entry[0]) == slot, (
+                f"slot {slot} is published under a name it lost"
+            )
+        assert sum(entry is not None for entry in self._entries) == len(self._slot_of), "a name points at no slot"
+        resting = sum(self._pins[slot] == 0 for slot in self._slot_of.values())
+        assert resting == len(self._policy), f"{resting} pages rest, the policy counts {len(self._policy)}"
+        for key, held in self._held.items():
+            assert 0 < held <= self._pins[self._slot_of[key]], f"{held} pins by name on fewer pins in all"
+
+    def __iter__(self) -> Iterator[PageKey]:
+        return iter(self._slot_of)
