@@ -27,7 +27,7 @@ def check_messages(messages: Sequence[Mapping[str, object]]) -> list[dict[str, o
 
 
 def check_tools(tools: Sequence[Mapping[str, object]] | None) -> list[dict[str, object]] | None:
-    """Return the tools in the client's order, ``None`` where there are none. Raises ``PromptError`` for malformed ones."""
+    """Return the tools in the client's order, or ``None``. Raises ``PromptError`` for malformed ones."""
     if not tools:
         return None
     for index, tool in enumerate(tools):

@@ -2,6 +2,7 @@
 
 EngineError
 ├── RequestError      the request can never be served: empty, too long, an id outside the vocabulary, a duplicate id
+├── ConstraintError   a grammar that cannot go on: its sequence ends with an error, nobody else's
 ├── ModelError        a model folder that cannot be loaded: not a supported architecture, tensors missing
 └── WeightsError      the weights cannot be had: no package, no hub, a checksum that does not match
 """
@@ -20,6 +21,10 @@ class RequestError(EngineError):
         super().__init__(message)
         self.param = param
         self.code = code
+
+
+class ConstraintError(EngineError):
+    """A grammar's parser reached a limit, or was given a token that it does not allow."""
 
 
 class ModelError(EngineError):
