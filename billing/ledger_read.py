@@ -1,0 +1,119 @@
+"""Reading the ledger: rows, totals, stored price versions. Any number of readers beside the writers."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from billing import schema
+from billing.errors import LedgerError
+from billing.prices import PriceBook
+from billing.row import LedgerRow, columns
+
+_FETCH_ROWS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RowFilter:
+    """Which rows; ``None`` is any. The period is by arrival, ``since_ns`` inclusive, ``until_ns`` exclusive."""
+
+    since_ns: int | None = None
+    until_ns: int | None = None
+    run_id: str | None = None
+    request_id: str | None = None
+
+    def sql(self) -> tuple[str, list[str | int]]:
+        """Return a WHERE clause and its values."""
+        tests = {
+            "arrived_ns >= ?": self.since_ns,
+            "arrived_ns < ?": self.until_ns,
+            "run_id = ?": self.run_id,
+            "request_id = ?": self.request_id,
+        }
+        used = {test: value for test, value in tests.items() if value is not None}
+        return (f" WHERE {' AND '.join(used)}" if used else ""), list(used.values())
+
+
+ALL_ROWS = RowFilter()
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over rows in one currency. Money is nano-units; unpriced rows are counted and add none."""
+
+    currency: str
+    requests: int
+    unpriced: int
+    prompt_tokens: int
+    hit_tokens: int
+    output_tokens: int
+    amount_nano: int
+    saved_nano: int
+
+
+_HITS = "hit_device_tokens + hit_host_tokens + hit_disk_tokens + hit_pool_tokens + hit_unknown_tokens"
+_TOTALS = f"""
+SELECT currency, sum(revision = 0), count(*) - count(amount_nano),
+  sum(fresh_tokens + {_HITS} + write_tokens + write_5m_tokens + write_1h_tokens), sum({_HITS}), sum(output_tokens),
+  ifnull(sum(amount_nano), 0), ifnull(sum(saved_nano), 0)
+FROM requests{{where}} GROUP BY currency ORDER BY currency
+"""
+
+
+class LedgerReader:
+    """One read-only connection, used by one thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Open an existing ledger. Raises ``LedgerError``."""
+        self.path = path
+        self._connection = schema.connect_readonly(path)
+
+    def __enter__(self) -> LedgerReader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self._connection.close()
+
+    def rows(self, where: RowFilter = ALL_ROWS) -> Iterator[LedgerRow]:
+        """Go through the rows in the order in which they were written. Raises ``LedgerError``."""
+        clause, values = where.sql()
+        try:
+            cursor = self._connection.execute(
+                f"SELECT {', '.join(columns())} FROM requests{clause} ORDER BY seq", values
+            )
+            while batch := cursor.fetchmany(_FETCH_ROWS):
+                for row in batch:
+                    yield LedgerRow(*row)
+        except sqlite3.Error as error:
+            raise LedgerError(f"ledger {self.path} cannot be read: {error}") from error
+
+    def totals(self, where: RowFilter = ALL_ROWS) -> list[Totals]:
+        """Sum the rows, one total for each currency. Raises ``LedgerError``."""
+        clause, values = where.sql()
+        try:
+            return [Totals(*row) for row in self._connection.execute(_TOTALS.format(where=clause), values)]
+        except sqlite3.Error as error:
+            raise LedgerError(f"ledger {self.path} cannot be read: {error}") from error
+
+    def refused(self) -> int:
+        """Count the rows that the table could not hold and that lie aside."""
+        try:
+            count: int = self._connection.execute("SELECT count(*) FROM refused").fetchone()[0]
+        except sqlite3.Error as error:
+            raise LedgerError(f"ledger {self.path} cannot be read: {error}") from error
+        return count
+
+    def price_books(self) -> dict[str, PriceBook]:
+        """Return every stored price version. Raises ``LedgerError``, ``PriceBookError``."""
+        try:
+            stored = self._connection.execute("SELECT version, body FROM prices").fetchall()
+        except sqlite3.Error as error:
+            raise LedgerError(f"ledger {self.path} cannot be read: {error}") from error
+        return {version: PriceBook.from_body(body, f"version {version}") for version, body in stored}

@@ -1,0 +1,135 @@
+"""The ledger's tables in SQLite, and connections to them.
+
+WAL with ``synchronous=FULL``: every commit is synced, so after a power failure at most the group that was being written
+is missing. Triggers keep the tables append-only.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from billing.errors import LedgerError
+from billing.row import LedgerRow, columns
+
+#: "kwlg": tells a ledger from any other SQLite file.
+APPLICATION_ID = 0x6B776C67
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT_S = 5.0
+
+_TYPES = {"int": "INTEGER NOT NULL", "int | None": "INTEGER", "str": "TEXT NOT NULL", "str | None": "TEXT"}
+
+
+def _columns_sql() -> str:
+    types = LedgerRow.__annotations__
+    return ",\n  ".join(f"{name} {_TYPES[str(types[name])]}" for name in columns())
+
+
+_TABLES = f"""
+CREATE TABLE prices (
+  version TEXT PRIMARY KEY,
+  name TEXT NOT NULL,
+  currency TEXT NOT NULL,
+  body TEXT NOT NULL
+) STRICT;
+CREATE TABLE requests (
+  seq INTEGER PRIMARY KEY,
+  {_columns_sql()},
+  UNIQUE (request_id, revision),
+  CHECK ((amount_nano IS NULL) = (unpriced_reason IS NOT NULL))
+) STRICT;
+CREATE INDEX requests_arrived ON requests (arrived_ns);
+CREATE INDEX requests_run ON requests (run_id, step) WHERE run_id IS NOT NULL;
+CREATE TABLE refused (
+  seq INTEGER PRIMARY KEY,
+  request_id TEXT NOT NULL,
+  reason TEXT NOT NULL,
+  payload BLOB NOT NULL
+) STRICT;
+"""
+_TRIGGER = """
+CREATE TRIGGER {table}_no_{verb} BEFORE {verb} ON {table}
+BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
+"""
+
+INSERT = (
+    f"INSERT INTO requests ({', '.join(columns())}) VALUES ({', '.join('?' * len(columns()))}) "
+    "ON CONFLICT (request_id, revision) DO NOTHING"
+)
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open the ledger for writing and create it if there is none. Raises ``LedgerError``.
+
+    The connection is in autocommit mode: transactions are begun by hand.
+    """
+    try:
+        connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            _create(connection, path)
+        except (sqlite3.Error, LedgerError):
+            connection.close()
+            raise
+    except sqlite3.Error as error:
+        raise LedgerError(f"ledger {path} cannot be opened: {error}") from error
+    return connection
+
+
+def connect_readonly(path: Path) -> sqlite3.Connection:
+    """Open an existing ledger for reading. Raises ``LedgerError``."""
+    if not path.is_file():
+        raise LedgerError(f"there is no ledger at {path}")
+    try:
+        uri = f"{path.resolve().as_uri()}?mode=ro"
+        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        try:
+            _check(connection, path)
+        except (sqlite3.Error, LedgerError):
+            connection.close()
+            raise
+    except sqlite3.Error as error:
+        raise LedgerError(f"ledger {path} cannot be read: {error}") from error
+    return connection
+
+
+def _create(connection: sqlite3.Connection, path: Path) -> None:
+    """Create the tables once, whoever of several processes is first."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+            script = _TABLES + "".join(
+                _TRIGGER.format(table=table, verb=verb)
+                for table in ("requests", "prices")
+                for verb in ("UPDATE", "DELETE")
+            )
+            for statement in _statements(script):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+    _check(connection, path)
+
+
+def _statements(script: str) -> list[str]:
+    """Split a script into whole statements; ``executescript`` would commit our transaction."""
+    statements, current = [], ""
+    for line in script.splitlines(keepends=True):
+        current += line
+        if sqlite3.complete_statement(current):
+            statements.append(current)
+            current = ""
+    return statements
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if application != APPLICATION_ID:
+        raise LedgerError(f"{path} is an SQLite file, but no keepwarm ledger")
+    if version != SCHEMA_VERSION:
+        raise LedgerError(f"ledger {path} has schema {version}, this version knows schema {SCHEMA_VERSION}")
