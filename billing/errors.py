@@ -4,6 +4,7 @@
 
     BillingError
     ├── PriceBookError        a price book that is malformed or contradicts itself; names the path in the file
+    ├── CaseFileError         a file of worked examples that cannot be read
     ├── ReportError           a report that was asked for by a name that there is none of
     └── LedgerError           the ledger cannot be opened, read or written
         ├── LedgerFullError   so much waits to be written that no further row is accepted
@@ -24,6 +25,10 @@ class PriceBookError(BillingError):
         self.source = source
         self.problems = problems
         super().__init__("\n".join([f"price book {source} cannot be used:", *(f"  {line}" for line in problems)]))
+
+
+class CaseFileError(BillingError):
+    """A file of worked examples cannot be read."""
 
 
 class ReportError(BillingError):

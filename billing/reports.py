@@ -1,0 +1,249 @@
+"""Reports: rows in, groups and totals out, and their three renderings. Pure.
+
+Every number in a report is an integer sum over rows; money is nano-units until a renderer prints it, and then with all
+nine decimals. Amounts of different currencies are never added: the currency is part of every group.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+
+from billing.errors import ReportError
+from billing.meter import NANO_PER_UNIT
+from billing.row import LedgerRow
+from tracing.record import HitSource
+
+_NONE = "-"
+
+
+def _utc(ns: int, pattern: str) -> str:
+    return datetime.fromtimestamp(ns // 1_000_000_000, UTC).strftime(pattern)
+
+
+#: What rows can be grouped by. ``label:NAME`` groups by one label as well.
+DIMENSIONS: dict[str, Callable[[LedgerRow], str]] = {
+    "model": lambda row: row.model,
+    "served_model": lambda row: row.served_model,
+    "tenant": lambda row: row.tenant,
+    "team": lambda row: row.team,
+    "key": lambda row: row.key_id,
+    "agent": lambda row: row.agent or _NONE,
+    "run": lambda row: row.run_id or _NONE,
+    "step": lambda row: _NONE if row.step is None else str(row.step),
+    "request": lambda row: row.request_id,
+    "instance": lambda row: row.instance or _NONE,
+    "endpoint": lambda row: row.endpoint,
+    "outcome": lambda row: row.outcome,
+    "status": lambda row: str(row.status),
+    "usage_source": lambda row: row.usage_source,
+    "hit_source": lambda row: row.hit_source,
+    "price_version": lambda row: row.price_version,
+    "unpriced": lambda row: row.unpriced_reason or _NONE,
+    "hour": lambda row: _utc(row.arrived_ns, "%Y-%m-%dT%H:00Z"),
+    "day": lambda row: _utc(row.arrived_ns, "%Y-%m-%d"),
+    "month": lambda row: _utc(row.arrived_ns, "%Y-%m"),
+}
+_TIME = frozenset({"hour", "day", "month"})
+_LABEL = "label:"
+
+
+@dataclass(slots=True)
+class Sums:
+    """What is summed. ``hits_not_told`` counts requests whose engine told nothing about hits."""
+
+    requests: int = 0
+    unpriced: int = 0
+    hits_not_told: int = 0
+    prompt_tokens: int = 0
+    fresh_tokens: int = 0
+    hit_device_tokens: int = 0
+    hit_host_tokens: int = 0
+    hit_disk_tokens: int = 0
+    hit_pool_tokens: int = 0
+    hit_unknown_tokens: int = 0
+    write_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    amount_nano: int = 0
+    saved_nano: int = 0
+
+    @property
+    def hit_tokens(self) -> int:
+        """Prompt tokens that were not computed."""
+        return (
+            self.hit_device_tokens
+            + self.hit_host_tokens
+            + self.hit_disk_tokens
+            + self.hit_pool_tokens
+            + self.hit_unknown_tokens
+        )
+
+    def add_row(self, row: LedgerRow) -> None:
+        """Add one row; a correction adds money and tokens, but is no further request."""
+        usage = row.usage()
+        self.requests += row.revision == 0
+        self.unpriced += row.amount_nano is None
+        self.hits_not_told += row.hit_source == HitSource.UNKNOWN and usage.prompt_tokens > 0
+        self.prompt_tokens += usage.prompt_tokens
+        self.fresh_tokens += usage.fresh_tokens
+        self.hit_device_tokens += usage.hit_device_tokens
+        self.hit_host_tokens += usage.hit_host_tokens
+        self.hit_disk_tokens += usage.hit_disk_tokens
+        self.hit_pool_tokens += usage.hit_pool_tokens
+        self.hit_unknown_tokens += usage.hit_unknown_tokens
+        self.write_tokens += usage.written_tokens
+        self.output_tokens += usage.output_tokens
+        self.reasoning_tokens += usage.reasoning_tokens
+        self.amount_nano += row.amount_nano or 0
+        self.saved_nano += row.saved_nano or 0
+
+    def add(self, other: Sums) -> None:
+        """Add other sums."""
+        for name in SUM_NAMES:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+SUM_NAMES = tuple(field.name for field in fields(Sums))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The rows that share one value in each dimension, and one currency."""
+
+    key: tuple[str, ...]
+    currency: str
+    sums: Sums
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Groups, and one total for each currency (a group with an empty key)."""
+
+    by: tuple[str, ...]
+    groups: tuple[Group, ...]
+    totals: tuple[Group, ...]
+
+
+def build_report(rows: Iterable[LedgerRow], by: Sequence[str] = ()) -> Report:
+    """Group rows by the dimensions. Groups stand by time where one of them is a time, else the costliest first.
+
+    Raises ``ReportError`` for an unknown dimension. Cost: linear in the rows, memory by the groups.
+    """
+    dimensions = [_dimension(name) for name in by]
+    found: dict[tuple[tuple[str, ...], str], Sums] = {}
+    for row in rows:
+        key = (tuple(dimension(row) for dimension in dimensions), row.currency)
+        sums = found.get(key)
+        if sums is None:
+            sums = found[key] = Sums()
+        sums.add_row(row)
+    groups = [Group(key, currency, sums) for (key, currency), sums in found.items()]
+    if _TIME.intersection(by):
+        groups.sort(key=lambda group: (group.currency, group.key))
+    else:
+        groups.sort(key=lambda group: (group.currency, -group.sums.amount_nano, group.key))
+    totals: dict[str, Sums] = {}
+    for group in groups:
+        totals.setdefault(group.currency, Sums()).add(group.sums)
+    return Report(tuple(by), tuple(groups), tuple(Group((), currency, sums) for currency, sums in totals.items()))
+
+
+def _dimension(name: str) -> Callable[[LedgerRow], str]:
+    if name.startswith(_LABEL) and len(name) > len(_LABEL):
+        label = name.removeprefix(_LABEL)
+        return lambda row: row.label(label) or _NONE
+    if name not in DIMENSIONS:
+        raise ReportError(f"cannot group by {name!r}; there are {', '.join(DIMENSIONS)} and {_LABEL}NAME")
+    return DIMENSIONS[name]
+
+
+def format_money(nano: int) -> str:
+    """Return nano-units as a decimal number with all nine decimals: ``-1`` is ``-0.000000001``."""
+    whole, part = divmod(abs(nano), NANO_PER_UNIT)
+    return f"{'-' if nano < 0 else ''}{whole}.{part:09d}"
+
+
+def render_json(report: Report) -> str:
+    """Return the report as one JSON object: ``{"by", "groups": […], "totals": […]}``."""
+
+    def entry(group: Group) -> dict[str, object]:
+        return {
+            **dict(zip(report.by, group.key, strict=False)),
+            "currency": group.currency,
+            **asdict(group.sums),
+            "hit_tokens": group.sums.hit_tokens,
+            "amount": format_money(group.sums.amount_nano),
+            "saved": format_money(group.sums.saved_nano),
+        }
+
+    content = {
+        "by": list(report.by),
+        "groups": [entry(group) for group in report.groups],
+        "totals": [entry(group) for group in report.totals],
+    }
+    return json.dumps(content, indent=2, ensure_ascii=False)
+
+
+def render_csv(report: Report) -> str:
+    """Return one line for each group, with a header; totals are the sums of the columns."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*report.by, "currency", *SUM_NAMES, "amount", "saved"])
+    for group in report.groups:
+        money = (format_money(group.sums.amount_nano), format_money(group.sums.saved_nano))
+        key = [_plain(value) for value in group.key]
+        writer.writerow([*key, group.currency, *(getattr(group.sums, name) for name in SUM_NAMES), *money])
+    return out.getvalue()
+
+
+def _plain(value: str) -> str:
+    """Keep a spreadsheet from running a name that a client chose as a formula."""
+    return f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) and value != _NONE else value
+
+
+def render_table(report: Report) -> str:
+    """Return an aligned table for people, one line for each group and one for each currency's total."""
+    head = [*report.by, "requests", "prompt", "hit", "device", "host", "disk", "pool", "other", "output"]
+    head += ["cost", "saved", "currency", "unpriced"]
+    lines = [head, *([*map(_printable, group.key), *_cells(group)] for group in report.groups)]
+    for group in report.totals:
+        blank = ["total", *[""] * (len(report.by) - 1)] if report.by else []
+        lines.append([*blank, *_cells(group)])
+    if not report.by:
+        lines = lines[: 1 + len(report.totals)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    text = [
+        "  ".join(
+            cell.ljust(width) if column < len(report.by) else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    rule = "  ".join("-" * width for width in widths)
+    return "\n".join([text[0], rule, *text[1:]]) + "\n"
+
+
+def _printable(value: str) -> str:
+    """Keep a name that a client chose from steering the terminal."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in value)
+
+
+def _cells(group: Group) -> list[str]:
+    sums = group.sums
+    hit = f"{100 * sums.hit_tokens / sums.prompt_tokens:.1f}%" if sums.prompt_tokens else _NONE
+    tiers = (sums.hit_device_tokens, sums.hit_host_tokens, sums.hit_disk_tokens, sums.hit_pool_tokens)
+    return [
+        f"{sums.requests:,}",
+        f"{sums.prompt_tokens:,}",
+        hit,
+        *(f"{tokens:,}" for tokens in (*tiers, sums.hit_unknown_tokens, sums.output_tokens)),
+        format_money(sums.amount_nano),
+        format_money(sums.saved_nano),
+        group.currency,
+        f"{sums.unpriced:,}",
+    ]

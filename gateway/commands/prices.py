@@ -1,0 +1,113 @@
+"""``keepwarm prices``: check and show price books, and run worked examples through the meter."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from billing.cases import load_cases, render_results, run_case
+from billing.errors import BillingError
+from billing.price_file import PriceEntry
+from billing.prices import PriceBook
+from billing.rates import PRICE_DECIMALS, NoPrice
+from gateway.commands.report import parse_moment
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    actions = parser.add_subparsers(dest="action", required=True)
+    check = actions.add_parser("check", help="validate price books; every problem is named with its path in the file")
+    check.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    show = actions.add_parser("show", help="show a price book, or the one price that a request would get")
+    show.add_argument("file", nargs="?", type=Path, metavar="FILE", help="default: the packaged book")
+    show.add_argument("--model", help="show the rates of a request to this model")
+    show.add_argument("--at", metavar="TIME", help="… that arrived then (default: now)")
+    show.add_argument("--prompt-tokens", type=int, default=0, metavar="N", help="… with a prompt of this length")
+    show.add_argument("--team", help="… from this team")
+    show.add_argument("--region", help="… in this region")
+    show.add_argument("--service-tier", help="… in this service tier")
+    cases = actions.add_parser("verify-cases", help="price worked examples; exit 0 only if all agree to the last digit")
+    cases.add_argument("file", type=Path, metavar="FILE", help="JSON, as described in billing/cases.py")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do it; return the exit status: 0, or 1 when something is wrong with a book or a case."""
+    try:
+        match args.action:
+            case "check":
+                return _check(args.files)
+            case "show":
+                return _show(args)
+            case _:
+                return _verify_cases(args.file)
+    except BillingError as error:
+        print(f"keepwarm prices: {error}", file=sys.stderr)
+        return 1
+
+
+def _check(files: list[Path]) -> int:
+    status = 0
+    for path in files:
+        try:
+            book = PriceBook.load(path)
+        except BillingError as error:
+            print(error, file=sys.stderr)
+            status = 1
+        else:
+            print(f"{path}: {book.name}, {len(book.file.price)} prices in {book.currency}, version {book.version}")
+    return status
+
+
+def _show(args: argparse.Namespace) -> int:
+    book = PriceBook.default() if args.file is None else PriceBook.load(args.file)
+    print(f"{book.name}  version {book.version}  {book.currency} per million tokens")
+    if args.model is None:
+        for index, entry in enumerate(book.file.price):
+            print(_describe(index, entry))
+        return 0
+    now_ns = time.time_ns()
+    at_ns = now_ns if args.at is None else parse_moment(args.at, now_ns)
+    card = book.card(
+        args.model,
+        at_ns,
+        args.prompt_tokens,
+        team=args.team,
+        region=args.region,
+        service_tier=args.service_tier,
+    )
+    if isinstance(card, NoPrice):
+        print(f"unpriced: {card.reason}")
+        return 1
+    print(card.rule)
+    for name, rate in card.rates.items():
+        print(f"  {name:<12} {_decimal(rate)}")
+    return 0
+
+
+def _decimal(pico: int) -> str:
+    whole, part = divmod(pico, 10**PRICE_DECIMALS)
+    return f"{whole}.{part:0{PRICE_DECIMALS}d}".rstrip("0").rstrip(".")
+
+
+def _describe(index: int, entry: PriceEntry) -> str:
+    lines = [f"price[{index}]  {', '.join(entry.models)}"]
+    if entry.effective_from or entry.effective_to:
+        lines.append(f"  in force from {entry.effective_from or 'ever'} until {entry.effective_to or 'further notice'}")
+    lines += [f"  only teams: {', '.join(entry.teams)}"] if entry.teams else []
+    lines += [f"  only regions: {', '.join(entry.regions)}"] if entry.regions else []
+    lines += [f"  {name:<12} {rate}" for name, rate in entry.rates.by_class().items()]
+    lines += [f"  above {tier.above_prompt_tokens} prompt tokens: other rates" for tier in entry.context]
+    for window in entry.windows:
+        hours = ", ".join(f"{start}-{end}" for start, end in window.hours)
+        lines.append(f"  window {window.name}: {', '.join(window.weekdays)} {hours} {window.timezone}")
+    if entry.service_tiers:
+        lines.append(f"  service tiers: {', '.join(entry.service_tiers)}")
+    return "\n".join(lines)
+
+
+def _verify_cases(path: Path) -> int:
+    results = [run_case(case) for case in load_cases(path)]
+    print(render_results(results))
+    return 0 if results and all(result.agrees for result in results) else 1

@@ -1,0 +1,92 @@
+"""``keepwarm report``: what was spent and saved, by any dimension, from the ledger alone."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from billing.errors import BillingError, ReportError
+from billing.ledger_read import LedgerReader, RowFilter
+from billing.reports import DIMENSIONS, build_report, render_csv, render_json, render_table
+from billing.verify import verify_ledger
+
+_AGO = re.compile(r"(\d+)([mhd])")
+_UNIT_S = {"m": 60, "h": 3600, "d": 86400}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--ledger", type=Path, required=True, metavar="PATH", help="the ledger to read")
+    parser.add_argument(
+        "--by",
+        default="",
+        metavar="DIM[,DIM…]",
+        help=f"group by these: {', '.join(DIMENSIONS)}, label:NAME (default: totals only)",
+    )
+    moment = "2026-11-01, 2026-11-01T08:00Z, or 30m, 24h, 7d ago (by arrival; without a zone: UTC)"
+    parser.add_argument("--since", metavar="TIME", help=f"only requests that arrived at or after it: {moment}")
+    parser.add_argument("--until", metavar="TIME", help="only requests that arrived before it")
+    parser.add_argument("--run", metavar="RUN_ID", help="only the requests of this run")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--csv", action="store_true", help="print CSV")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="first compute every amount in the ledger again from its tokens and price version; exit 1 if one differs",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report; return the exit status: 0, or 1 when the ledger is missing, unreadable or does not verify."""
+    try:
+        return _report(args)
+    except BillingError as error:
+        print(f"keepwarm report: {error}", file=sys.stderr)
+        return 1
+
+
+def _report(args: argparse.Namespace) -> int:
+    now_ns = time.time_ns()
+    where = RowFilter(
+        since_ns=None if args.since is None else parse_moment(args.since, now_ns),
+        until_ns=None if args.until is None else parse_moment(args.until, now_ns),
+        run_id=args.run,
+    )
+    if args.verify:
+        verification = verify_ledger(args.ledger)
+        for fault in verification.faults:
+            print(f"keepwarm report: {fault}", file=sys.stderr)
+        print(f"verified {verification.rows} rows: {verification.fault_count} faults", file=sys.stderr)
+        if not verification.passed:
+            return 1
+    with LedgerReader(args.ledger) as reader:
+        report = build_report(reader.rows(where), [name for name in args.by.split(",") if name])
+    if args.json:
+        print(render_json(report))
+    elif args.csv:
+        print(render_csv(report), end="")
+    else:
+        print(render_table(report), end="")
+    return 0
+
+
+def parse_moment(text: str, now_ns: int) -> int:
+    """Return the instant in ns of an ISO date or time (UTC unless it says otherwise), or of ``24h`` before now.
+
+    Raises ``ReportError``.
+    """
+    if ago := _AGO.fullmatch(text):
+        return now_ns - int(ago[1]) * _UNIT_S[ago[2]] * 10**9
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ReportError(f"{text!r} is no time: write 2026-11-01, 2026-11-01T08:00Z, 30m, 24h or 7d") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86400 + since.seconds) * 10**9 + since.microseconds * 1000
