@@ -1,0 +1,164 @@
+"""Attention of one step over KV that lies in pages.
+
+A step's tokens are flattened: first every sequence that adds one token (*decode*), grouped by length so that a group is
+one padded product; then each sequence that adds more (*prefill*). Pages are gathered layer by layer, which costs one
+more pass over the context and lets PyTorch's fused attention do the rest on any device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The next tokens of one sequence: ``token_ids`` at positions ``start``…, the KV before them lying in ``slots``.
+
+    ``slots`` is the sequence's page table and has room for the new tokens too. ``wants_logits``: the last of these
+    tokens is to be followed by a sampled one.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    slots: Sequence[int]
+    wants_logits: bool = True
+
+    @property
+    def end(self) -> int:
+        """Tokens of the sequence once this span is computed."""
+        return self.start + len(self.token_ids)
+
+
+class PagedKv:
+    """The step's view of the device tier: where new K and V go, and how a context is gathered.
+
+    ``kv`` is (pages, layers, 2, page_tokens, kv_heads, head_dim), contiguous.
+    """
+
+    def __init__(self, kv: torch.Tensor, spans: Sequence[Span]) -> None:
+        pages, self.layers, _, self.page_tokens, self.kv_heads, self.head_dim = kv.shape
+        self._device = kv.device
+        self._tokens = kv.view(pages * self.layers * 2 * self.page_tokens, self.kv_heads, self.head_dim)
+        self._halves = kv.view(pages * self.layers * 2, self.page_tokens * self.kv_heads * self.head_dim)
+        rows = [
+            span.slots[position // self.page_tokens] * self.layers * 2 * self.page_tokens + position % self.page_tokens
+            for span in spans
+            for position in range(span.start, span.end)
+        ]
+        steps = torch.arange(self.layers * 2).view(self.layers, 2, 1) * self.page_tokens
+        self._rows = (torch.tensor(rows) + steps).to(self._device)  # (layers, 2, tokens)
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store the step's K and V, each (tokens, kv_heads, head_dim), in its pages."""
+        rows = self._rows[layer]
+        self._tokens.index_copy_(0, rows[0], keys)
+        self._tokens.index_copy_(0, rows[1], values)
+
+    def page_rows(self, tables: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return what ``gather`` needs for these equally long page tables: (layers, 2 · tables · pages)."""
+        base = torch.tensor(tables, dtype=torch.int64).flatten() * (self.layers * 2)
+        steps = torch.arange(self.layers * 2).view(self.layers, 2, 1)
+        return (base + steps).flatten(1).to(self._device)
+
+    def gather(self, rows: torch.Tensor, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return K and V of the pages, each (sequences, kv_heads, page tokens, head_dim); ``rows`` of one layer."""
+        both = self._halves.index_select(0, rows)
+        both = both.view(2, sequences, -1, self.kv_heads, self.head_dim).transpose(2, 3)
+        return both[0], both[1]
+
+
+class DecodeGroup:
+    """Sequences of similar length that add one token each: one attention product, padded to the longest."""
+
+    def __init__(self, paged: PagedKv, spans: Sequence[Span]) -> None:
+        self.tokens = len(spans)
+        self._longest = max(span.end for span in spans)
+        pages = -(-self._longest // paged.page_tokens)
+        tables = [[*span.slots[:pages], *[span.slots[0]] * (pages - len(span.slots))] for span in spans]
+        self._paged, self._rows = paged, paged.page_rows(tables)
+        self._mask: torch.Tensor | None = None
+        if any(span.end != self._longest for span in spans):
+            ends = torch.tensor([span.end for span in spans]).view(-1, 1, 1, 1)
+            self._mask = (torch.arange(self._longest) < ends).to(self._rows.device)
+
+    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Return (tokens, heads, head_dim) for queries of that shape. The new keys and values are in the pages."""
+        k, v = self._paged.gather(self._rows[layer], self.tokens)
+        k, v = k[:, :, : self._longest], v[:, :, : self._longest]
+        # The query heads that share a K head take the place of positions: nothing is repeated, nothing is causal.
+        q = queries.view(self.tokens, self._paged.kv_heads, -1, self._paged.head_dim)
+        return functional.scaled_dot_product_attention(q, k, v, self._mask).view(queries.shape)
+
+
+class PrefillSpan:
+    """One sequence that adds several tokens."""
+
+    def __init__(self, paged: PagedKv, span: Span) -> None:
+        self.tokens = len(span.token_ids)
+        self._paged, self._start, self._end = paged, span.start, span.end
+        self._rows: torch.Tensor | None = None
+        self._mask: torch.Tensor | None = None
+        if span.start:
+            self._rows = paged.page_rows([span.slots[: -(-span.end // paged.page_tokens)]])
+            positions = torch.arange(span.start, span.end).view(-1, 1)
+            self._mask = (torch.arange(span.end) <= positions).to(self._rows.device)
+
+    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Return (tokens, heads, head_dim); ``keys`` and ``values`` are this span's own, (tokens, kv_heads, head_dim)."""
+        q = queries.transpose(0, 1).unsqueeze(0)
+        if self._rows is None:
+            k, v = keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0)
+        else:
+            k, v = self._paged.gather(self._rows[layer], 1)
+            k, v = k[:, :, : self._end], v[:, :, : self._end]
+        out = functional.scaled_dot_product_attention(
+            q, k, v, self._mask, is_causal=self._mask is None, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        return out[0].transpose(0, 1)
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """A step's sequences in the order in which they are computed, with what attention needs, made once a step."""
+
+    order: list[int]                              # order[i] = index of the i-th computed span among those given
+    spans: list[Span]
+    paged: PagedKv
+    groups: list[DecodeGroup | PrefillSpan]
+
+    @classmethod
+    def make(cls, spans: Sequence[Span], kv: torch.Tensor) -> StepPlan:
+        """Order and group the spans. O(tokens + pages)."""
+
+        def length_class(index: int) -> int:
+            span = spans[index]
+            return span.end.bit_length() if len(span.token_ids) == 1 else 1 << 30
+
+        order = sorted(range(len(spans)), key=length_class)
+        ordered = [spans[index] for index in order]
+        paged = PagedKv(kv, ordered)
+        groups: list[DecodeGroup | PrefillSpan] = []
+        together: list[Span] = []
+        for position, index in enumerate(order):
+            if len(spans[index].token_ids) > 1:
+                groups.append(PrefillSpan(paged, spans[index]))
+                continue
+            together.append(spans[index])
+            after = order[position + 1] if position + 1 < len(order) else None
+            if after is None or length_class(after) != length_class(index):
+                groups.append(DecodeGroup(paged, together))
+                together = []
+        return cls(order, ordered, paged, groups)
+
+    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Store K and V of the step, then return the attention output of every token: (tokens, heads, head_dim)."""
+        self.paged.write(layer, keys, values)
+        if len(self.groups) == 1:
+            return self.groups[0].attend(layer, queries, keys, values)
+        sizes = [group.tokens for group in self.groups]
+        parts = zip(self.groups, queries.split(sizes), keys.split(sizes), values.split(sizes), strict=True)
+        return torch.cat([group.attend(layer, q, k, v) for group, q, k, v in parts])
