@@ -1,0 +1,146 @@
+"""A slab: one preallocated file of equal slots, with a sealed header that says whose pages it holds.
+
+The header takes the first 4 KiB; slot ``i`` starts at ``4096 + i * page_bytes``. Neighbouring slots are read and
+written by one system call. Direct I/O is used where the file system and the page size allow it and a buffer is aligned:
+pages then cross without a copy and without crowding the page cache (about 0.05 CPU s/GB written, against 0.2 buffered).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from kvstore.codec import seal, unseal
+from kvstore.errors import MediumError, RecordError
+from kvstore.memory import is_aligned
+
+HEADER_BYTES = 4096
+_MAX_BUFFERS = 512  # of one vectored call; the kernel allows 1024
+_HEADER_KEY = b"keepwarm slab"
+
+
+class SlabHeader(msgspec.Struct, frozen=True, array_like=True):
+    """Whose pages a slab holds. ``generation`` is drawn anew whenever its content is given up."""
+
+    fingerprint: bytes
+    page_bytes: int
+    generation: int
+
+
+class Slab:
+    """The open file. Places are slots, bytes are whole pages. Methods raise ``OSError``.
+
+    ``problem`` is why old content was given up on opening ("" if it was not); ``whole_slots`` is how many slots the
+    file had before it was brought to its size: what an index says of later ones was cut off.
+    """
+
+    def __init__(self, path: Path, fingerprint: bytes, *, page_bytes: int, slots: int) -> None:
+        """Open or create the file and take its whole space. Raises ``MediumError``."""
+        self.page_bytes = page_bytes
+        self.problem = ""
+        size = HEADER_BYTES + slots * page_bytes
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self.header = self._open_header(fingerprint)
+            found = os.fstat(self._fd).st_size
+            self.whole_slots = max(0, found - HEADER_BYTES) // page_bytes
+            if found > size:
+                os.ftruncate(self._fd, size)
+            elif found < size:
+                os.posix_fallocate(self._fd, 0, size)
+            self._direct_fd = _open_direct(path) if page_bytes % mmap.PAGESIZE == 0 else None
+        except OSError as error:
+            raise MediumError(f"cannot open {path} with {size} bytes: {error}") from error
+
+    @property
+    def direct(self) -> bool:
+        """Whether aligned buffers bypass the page cache."""
+        return self._direct_fd is not None
+
+    def read(self, slot: int, buffers: Sequence[memoryview]) -> int:
+        """Fill the buffers from neighbouring slots; return how many bytes there were."""
+        return os.preadv(self._fd_for(buffers), buffers, self._offset(slot))
+
+    def write(self, slot: int, buffers: Sequence[memoryview]) -> int:
+        """Write the buffers to neighbouring slots; return how many bytes were written."""
+        return os.pwritev(self._fd_for(buffers), buffers, self._offset(slot))
+
+    def sync(self) -> None:
+        """Return once everything written so far is on the medium."""
+        os.fdatasync(self._fd)
+
+    def probe(self) -> None:
+        """Read and write the header, through to the medium."""
+        _write_header(self._fd, self.header)
+        os.fdatasync(self._fd)
+        if _read_header(self._fd) != self.header:
+            raise OSError("the slab's header does not read back")
+
+    def close(self) -> None:
+        """Close the file. Once."""
+        os.close(self._fd)
+        if self._direct_fd is not None:
+            os.close(self._direct_fd)
+
+    def _open_header(self, fingerprint: bytes) -> SlabHeader:
+        """Return the file's header if its pages are ours, else give its content up and write a new one."""
+        if os.fstat(self._fd).st_size:
+            try:
+                header = _read_header(self._fd)
+                if (header.fingerprint, header.page_bytes) == (fingerprint, self.page_bytes):
+                    return header
+                self.problem = "fingerprint"
+            except RecordError as error:
+                self.problem = error.reason
+            os.ftruncate(self._fd, 0)
+        header = SlabHeader(fingerprint, self.page_bytes, secrets.randbits(63))
+        _write_header(self._fd, header)
+        return header
+
+    def _offset(self, slot: int) -> int:
+        return HEADER_BYTES + slot * self.page_bytes
+
+    def _fd_for(self, buffers: Sequence[memoryview]) -> int:
+        return self._direct_fd if self._direct_fd is not None and all(map(is_aligned, buffers)) else self._fd
+
+
+def neighbours(slots: Sequence[int], *, page_bytes: int, run_bytes: int) -> Iterator[list[int]]:
+    """Yield the places in ``slots``, each once, in runs of neighbours of at most ``run_bytes`` (or one page)."""
+    longest = max(1, min(run_bytes // page_bytes, _MAX_BUFFERS))
+    run: list[int] = []
+    for place in sorted(range(len(slots)), key=slots.__getitem__):
+        if run and (len(run) == longest or slots[place] != slots[run[-1]] + 1):
+            yield run
+            run = []
+        run.append(place)
+    if run:
+        yield run
+
+
+def _read_header(fd: int) -> SlabHeader:
+    return unseal(_HEADER_KEY, os.pread(fd, HEADER_BYTES, 0), SlabHeader)[0]
+
+
+def _write_header(fd: int, header: SlabHeader) -> None:
+    os.pwrite(fd, seal(_HEADER_KEY, header).ljust(HEADER_BYTES, b"\0"), 0)
+
+
+def _open_direct(path: Path) -> int | None:
+    """Return a descriptor for direct I/O, or ``None`` where the file system does not really do it."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with mmap.mmap(-1, HEADER_BYTES) as probe:
+        try:
+            if os.preadv(fd, [probe], 0) == HEADER_BYTES:
+                return fd
+        except OSError:
+            pass
+    os.close(fd)
+    return None
