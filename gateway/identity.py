@@ -7,12 +7,13 @@ client can narrow its namespace and never leave it, whatever it sends.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gateway.errors import Unauthorized
+from gateway.errors import Forbidden, Unauthorized
 from tracing.record import Identity
 
 ANONYMOUS = Identity(tenant="default", team="default", key_id="anonymous")
@@ -27,6 +28,7 @@ class Key:
     digest: str
     identity: Identity
     models: frozenset[str] | None = None  # None: all
+    is_admin: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Caller:
     identity: Identity
     is_salted: bool
     models: frozenset[str] | None = None
+    is_admin: bool = False  # may see every tenant, and administer instances
 
     def may_use(self, model: str) -> bool:
         """Tell whether the caller's key allows the model."""
@@ -51,12 +54,19 @@ class KeyRing:
     def authenticate(self, headers: Mapping[str, str]) -> Caller:
         """Return who asks. Raises ``Unauthorized``, which tells nothing about the keys there are."""
         if not self._keys:
-            return Caller(ANONYMOUS, is_salted=False)
+            return Caller(ANONYMOUS, is_salted=False, is_admin=True)
         secret = presented_secret(headers)
         key = self._keys.get(digest_of(secret)) if secret else None
         if key is None:
             raise Unauthorized("a valid API key is needed: 'Authorization: Bearer …' or 'x-api-key: …'")
-        return Caller(key.identity, is_salted=True, models=key.models)
+        return Caller(key.identity, is_salted=True, models=key.models, is_admin=key.is_admin)
+
+    def authorize_admin(self, headers: Mapping[str, str]) -> Caller:
+        """Return who asks, if it may administer. Raises ``Unauthorized``, ``Forbidden``."""
+        caller = self.authenticate(headers)
+        if not caller.is_admin:
+            raise Forbidden("this needs a key with admin rights")
+        return caller
 
 
 def presented_secret(headers: Mapping[str, str]) -> str | None:
@@ -64,6 +74,11 @@ def presented_secret(headers: Mapping[str, str]) -> str | None:
     scheme, _, secret = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and secret.strip():
         return secret.strip()
+    if scheme.lower() == "basic":  # what a browser can send to the console: any user, the key as password
+        try:
+            return base64.b64decode(secret, validate=True).decode().partition(":")[2] or None
+        except ValueError:
+            return None
     return next((value.strip() for name in _KEY_HEADERS if (value := headers.get(name))), None)
 
 

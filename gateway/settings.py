@@ -95,6 +95,7 @@ class KeySettings(_Strict):
     tenant: Name = "default"
     team: Name = "default"
     models: tuple[str, ...] | None = None  # None: all
+    admin: bool = False  # may administer instances and see every tenant's runs
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:

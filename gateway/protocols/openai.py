@@ -18,6 +18,11 @@ from gateway.protocols.form import Form, FormError, Raw, scan, scan_text
 from gateway.protocols.sse import data_of, event_of, with_data
 from tracing.record import ToolCall
 
+MAX_REMEMBERED_CHARS = 1 << 20
+"""An answer longer than this isn't remembered for linking the request that will quote it."""
+
+MAX_CALLS = 256
+_OUTPUT_MEMBERS = ("content", "tool_calls", "reasoning_content", "reasoning")
 DONE = b"[DONE]"
 DONE_EVENT = event_of(DONE)
 
@@ -36,17 +41,6 @@ class Ask:
     messages: Sequence[Mapping[str, object]] | None  # None where they are not a list of objects: the engine will judge
     tools: Sequence[Mapping[str, object]] | None
     prompt: str | Sequence[int] | None
-
-    @property
-    def tool_results(self) -> tuple[str, ...]:
-        """Ids of the calls whose results came with this request: those after the last assistant message."""
-        ids: list[str] = []
-        for message in reversed(self.messages or ()):
-            if message.get("role") == "assistant":
-                break
-            if message.get("role") == "tool" and isinstance(identity := message.get("tool_call_id"), str):
-                ids.append(identity)
-        return tuple(reversed(ids))
 
 
 def read_ask(body: bytes, endpoint: str) -> Ask:
@@ -138,6 +132,15 @@ def _kind(status: int) -> str:
 
 
 @dataclass(slots=True)
+class _Call:
+    """A tool call as its pieces came."""
+
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Seen:
     """What was seen of an answer so far."""
 
@@ -147,28 +150,66 @@ class Seen:
     finish_reason: str | None = None
     is_done: bool = False
     error: str | None = None  # an error event's class
-    _calls: dict[tuple[int, int], list[str]] = field(default_factory=dict)
+    _calls: dict[tuple[int, int], _Call] = field(default_factory=dict)
+    _text: list[str] = field(default_factory=list)
+    _remembered_chars: int = 0
+    _is_whole: bool = True  # all of the first choice's message is remembered, and there is no other choice
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
         """The calls that the model asked for, in order."""
-        return tuple(ToolCall(id=i, name=name) for _, (i, name) in sorted(self._calls.items()) if name)
+        return tuple(ToolCall(id=call.id, name=call.name) for _, call in sorted(self._calls.items()) if call.name)
 
-    def call(self, choice: int, index: int, part: Mapping[str, object]) -> None:
-        """Add what this piece tells of a call."""
-        call = self._calls.setdefault((choice, index), ["", ""])
-        function = part.get("function")
-        if isinstance(identity := part.get("id"), str):
-            call[0] = call[0] or identity
-        if isinstance(function, dict) and isinstance(name := function.get("name"), str):
-            call[1] = call[1] or name
+    def message(self) -> Mapping[str, object] | None:
+        """Return the assistant's message as a client would send it back; ``None`` where it isn't known whole."""
+        if not self._is_whole or self.finish_reason is None:
+            return None
+        message: dict[str, object] = {"role": "assistant", "content": "".join(self._text)}
+        if self._calls:
+            message["tool_calls"] = [
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": "".join(c.arguments)}}
+                for _, c in sorted(self._calls.items())
+            ]
+        return message
+
+    def take(self, choice: int, part: Mapping[str, object]) -> None:
+        """Add a message, or a piece of one."""
+        self._is_whole = self._is_whole and choice == 0
+        if isinstance(content := part.get("content"), str) and content:
+            self._remember(self._text, content)
+        calls = part.get("tool_calls")
+        for position, piece in enumerate(calls if isinstance(calls, list) else ()):
+            if isinstance(piece, dict):
+                index = piece.get("index")
+                self._take_call(choice, index if isinstance(index, int) else position, piece)
+
+    def _take_call(self, choice: int, index: int, piece: Mapping[str, object]) -> None:
+        if len(self._calls) >= MAX_CALLS and (choice, index) not in self._calls:
+            self._is_whole = False
+            return
+        call = self._calls.setdefault((choice, index), _Call())
+        if isinstance(identity := piece.get("id"), str):
+            call.id = call.id or identity
+        function = piece.get("function")
+        if isinstance(function, dict):
+            if isinstance(name := function.get("name"), str):
+                call.name = call.name or name
+            if isinstance(arguments := function.get("arguments"), str):
+                self._remember(call.arguments, arguments)
+
+    def _remember(self, pieces: list[str], text: str) -> None:
+        self._remembered_chars += len(text)
+        if self._remembered_chars <= MAX_REMEMBERED_CHARS:
+            pieces.append(text)
+        else:
+            self._is_whole = False
 
 
 class AnswerReader:
     """Follows one answer: remembers what the record needs, and gives the client what it asked for."""
 
     def __init__(self, adapter: EngineAdapter, *, shows_usage: bool, shows_detail: bool) -> None:
-        self._adapter = adapter
+        self.adapter = adapter
         self._shows_usage = shows_usage
         self._hidden = frozenset() if shows_detail else adapter.private_members
         self.seen = Seen()
@@ -207,7 +248,7 @@ class AnswerReader:
         return scan(body).edited({}, drop=frozenset(hidden)).encode() if hidden else body
 
     def _count(self, answer: Mapping[str, object]) -> None:
-        parts = self._adapter.read_usage(answer)
+        parts = self.adapter.read_usage(answer)
         if parts is not None:
             self.seen.usage = parts.usage or self.seen.usage
             self.seen.extension = parts.extension or self.seen.extension
@@ -221,19 +262,12 @@ class AnswerReader:
                 self.seen.finish_reason = reason
             part = choice.get(part_name)
             if isinstance(part, dict):
-                has_output = self._message(choice.get("index"), part) or has_output
+                index = choice.get("index")
+                self.seen.take(index if isinstance(index, int) else 0, part)
+                has_output = has_output or any(part.get(name) for name in _OUTPUT_MEMBERS)
             elif choice.get("text"):
                 has_output = True
         return has_output
-
-    def _message(self, choice_index: object, part: Mapping[str, object]) -> bool:
-        calls = part.get("tool_calls")
-        for position, call in enumerate(calls if isinstance(calls, list) else ()):
-            if isinstance(call, dict):
-                index = call.get("index")
-                where = choice_index if isinstance(choice_index, int) else 0
-                self.seen.call(where, index if isinstance(index, int) else position, call)
-        return bool(part.get("content") or part.get("reasoning_content") or part.get("reasoning") or calls)
 
     def _shown(self, event: bytes, data: bytes, chunk: Mapping[str, object]) -> bytes:
         self._count(chunk)

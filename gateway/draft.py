@@ -1,0 +1,139 @@
+"""One request while it runs; the pipeline's stages write what they learn into it, and it becomes one record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gateway.errors import GatewayError
+from gateway.identity import ANONYMOUS
+from gateway.protocols.openai import AnswerReader
+from tracing.messages import MessageChain
+from tracing.record import (
+    Attempt,
+    Decision,
+    HitSource,
+    Identity,
+    Outcome,
+    RunLink,
+    Stamps,
+    Usage,
+    UsageSource,
+)
+
+
+@dataclass(slots=True)
+class Draft:
+    """What is known so far. Times are wall-clock ns, taken from one reading of the wall clock and a monotonic clock."""
+
+    request_id: str
+    endpoint: str
+    traceparent: str | None = None
+    identity: Identity = ANONYMOUS
+    is_admitted: bool = False  # a key let it in
+    model: str = ""
+    served_model: str = ""
+    stream: bool = False
+    link: RunLink | None = None
+    decision: Decision | None = None
+    attempts: list[Attempt] = field(default_factory=list)
+    attempt_instance: str | None = None  # of the attempt that runs now
+    attempt_started_ns: int = 0
+    prompt_tokens: int | None = None
+    counts_checked: bool = True
+    salted: bool = False
+    tool_results: tuple[str, ...] = ()
+    labels: dict[str, str] = field(default_factory=dict)
+    chain: MessageChain = ()
+    message_tip: str | None = None
+    reader: AnswerReader | None = None
+    outcome: Outcome | None = None
+    status: int = 0
+    error: str | None = None
+    engine_may_work: bool = False  # a request was sent, and no answer says that it was refused
+    routed_ns: int | None = None
+    sent_ns: int | None = None
+    first_token_ns: int | None = None
+    last_token_ns: int | None = None
+    arrived_ns: int = field(default_factory=time.time_ns)
+    _anchor_ns: int = field(default_factory=time.monotonic_ns)
+
+    def now_ns(self) -> int:
+        """Return the time; it never runs backwards within a request."""
+        return self.arrived_ns + time.monotonic_ns() - self._anchor_ns
+
+    def begin_attempt(self, instance: str) -> None:
+        """An engine is about to be asked."""
+        self.attempt_instance, self.attempt_started_ns = instance, self.now_ns()
+
+    def end_attempt(self, status: int | None, error: str | None = None) -> None:
+        """The attempt that runs is over. Does nothing when none runs."""
+        if self.attempt_instance is not None:
+            self.attempts.append(
+                Attempt(self.attempt_instance, self.attempt_started_ns, self.now_ns(), status=status, error=error)
+            )
+            self.attempt_instance = None
+
+    def output_seen(self) -> bool:
+        """An event brought output; returns whether it was the first."""
+        self.last_token_ns = self.now_ns()
+        if self.first_token_ns is not None:
+            return False
+        self.first_token_ns = self.last_token_ns
+        return True
+
+    def end(self, outcome: Outcome, status: int, error: str | None = None) -> None:
+        """The request ended like this. The first word stands."""
+        if self.outcome is None:
+            self.outcome, self.status, self.error = outcome, status, error
+
+    def fail(self, error: GatewayError, outcome: Outcome) -> None:
+        """The request ended with this error."""
+        self.end(outcome, error.status, error.code)
+
+    def stamps(self) -> Stamps:
+        """Return when each stage ended."""
+        return Stamps(
+            arrived_ns=self.arrived_ns,
+            routed_ns=self.routed_ns,
+            sent_ns=self.sent_ns,
+            first_token_ns=self.first_token_ns,
+            last_token_ns=self.last_token_ns,
+            closed_ns=self.now_ns(),
+        )
+
+    def recovered_usage(self) -> Usage:
+        """Return what can be said without the engine's own count.
+
+        Nothing, where no engine worked; *missing*, where one may have and nothing was seen of it; else the prompt as we
+        counted it, its hits as the index knew them, and one output token for each event that brought output.
+        """
+        if not self.engine_may_work:
+            return Usage(source=UsageSource.NONE)
+        pieces = self.reader.seen.pieces if self.reader is not None else 0
+        if self.prompt_tokens is None or not pieces:
+            return Usage(source=UsageSource.MISSING)
+        device, host, disk, pool = self._predicted_hits()
+        return Usage(
+            fresh_tokens=self.prompt_tokens - device - host - disk - pool,
+            hit_device_tokens=device,
+            hit_host_tokens=host,
+            hit_disk_tokens=disk,
+            hit_pool_tokens=pool,
+            output_tokens=pieces,
+            hit_source=HitSource.INFERRED if self.decision is not None and self.decision.exact else HitSource.UNKNOWN,
+            source=UsageSource.RECOVERED,
+        )
+
+    def _predicted_hits(self) -> tuple[int, int, int, int]:
+        decision = self.decision
+        if decision is None or not decision.exact:
+            return 0, 0, 0, 0
+        return next(c.hit_tokens for c in decision.candidates if c.instance == decision.instance)
+
+
+def labels_of(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the bounded labels that a client may give a step."""
+    name = headers.get("x-keepwarm-step-name")
+    return {"step_name": name[:64]} if name else {}

@@ -1,0 +1,231 @@
+"""The instances: which there are, which can serve, what they hold, and how busy they are.
+
+Each instance is watched by one task: probe until it is up, ask it what it is, follow its events while it lives, forget
+what it held when it is gone. A refused connection, seen by a probe or by a request, takes it out at once; a slow probe
+only stops new requests until the next good one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from engine_adapter.base import EngineAdapter, InstanceFacts
+from engine_adapter.errors import ConnectFailed, UpstreamError
+from engine_adapter.http import UpstreamClient
+from gateway.feeds import Feed
+from gateway.routing import Load, Rates
+from radix_index.base import Knowledge, PrefixIndex
+from radix_index.source import SourceFold
+
+_log = logging.getLogger(__name__)
+
+OnDescribed = Callable[["Instance"], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """One engine as it was configured. ``headers`` go with every request to it (its key, if it needs one)."""
+
+    id: str
+    url: str
+    adapter: EngineAdapter
+    headers: Mapping[str, str] = field(default_factory=dict)
+    models: tuple[str, ...] = ()
+    pool: str | None = None
+    follows_events: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class HealthOptions:
+    """How instances are probed."""
+
+    interval_s: float = 2.0
+    timeout_s: float = 2.0
+
+
+class Instance:
+    """One engine as it is now."""
+
+    def __init__(self, spec: InstanceSpec, rates: Rates) -> None:
+        self.spec = spec
+        self.rates = rates
+        self.load = Load()
+        self.facts: InstanceFacts | None = None
+        self.is_healthy = False
+        self.is_draining = False
+        self.trouble: str | None = "not probed yet"
+        self.feeds: list[Feed] = []
+        self.wake = asyncio.Event()
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+        return self.spec.id
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models that it serves, by its own names."""
+        return self.spec.models or (self.facts.models if self.facts is not None else ())
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether new requests may go there."""
+        return self.is_healthy and not self.is_draining
+
+    @property
+    def knowledge(self) -> Knowledge | None:
+        """How far the index can be trusted about it; ``None`` where it publishes no events."""
+        known = [feed.knowledge for feed in self.feeds]
+        return next((k for k in (Knowledge.STALE, Knowledge.PARTIAL, Knowledge.COMPLETE) if k in known), None)
+
+
+class Fleet:
+    """All instances. ``run`` must be running for them to become healthy."""
+
+    def __init__(
+        self,
+        specs: Iterable[InstanceSpec],
+        *,
+        client: UpstreamClient,
+        index: PrefixIndex,
+        rates: Rates,
+        options: HealthOptions | None = None,
+        on_described: OnDescribed | None = None,
+    ) -> None:
+        self.instances = {spec.id: Instance(spec, rates) for spec in specs}
+        self.index = index
+        self._client = client
+        self._options = options or HealthOptions()
+        self._on_described = on_described
+        self._rates = rates
+        self._changed = asyncio.Event()
+        self._group: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Watch every instance until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            for instance in self.instances.values():
+                group.create_task(self._watch(instance), name=f"watch {instance.id}")
+
+    def add(self, spec: InstanceSpec) -> Instance:
+        """Take in one more instance while running. Raises ``ValueError`` for a name that is taken."""
+        if spec.id in self.instances:
+            raise ValueError(f"there is an instance {spec.id!r} already")
+        if self._group is None:
+            raise RuntimeError("the fleet is not running")
+        instance = self.instances[spec.id] = Instance(spec, self._rates)
+        self._group.create_task(self._watch(instance), name=f"watch {instance.id}")
+        return instance
+
+    def serving(self, model: str) -> list[Instance]:
+        """Return the instances that serve the model, healthy or not."""
+        return [instance for instance in self.instances.values() if model in instance.models]
+
+    def models(self) -> list[str]:
+        """Return every model that an instance serves."""
+        return sorted({model for instance in self.instances.values() for model in instance.models})
+
+    def connect_failed(self, instance: Instance, error: ConnectFailed) -> None:
+        """A request found nobody there: nothing more goes there until a probe succeeds."""
+        self._lost(instance, str(error))
+        instance.wake.set()
+
+    async def until_ready(self, count: int = 1) -> None:
+        """Wait until so many instances take requests."""
+        while sum(instance.takes_requests for instance in self.instances.values()) < count:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _watch(self, instance: Instance) -> None:
+        while True:
+            try:
+                await self._live(instance)
+            except* UpstreamError as group:
+                self._lost(instance, "; ".join(str(error) for error in group.exceptions))
+            except* Exception as group:  # the supervisor of one instance: others must not suffer
+                _log.exception("watching %s failed; trying again", instance.id, exc_info=group)
+                self._lost(instance, "watching it failed")
+            finally:
+                self._forget(instance)
+            await self._pause(instance)
+
+    async def _live(self, instance: Instance) -> None:
+        """One life of an instance: returns when nobody is there any more."""
+        while not await self._probe(instance):
+            await self._pause(instance)
+        await self._describe(instance)
+        self._found(instance)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(feed.follow(), name=f"events {instance.id}") for feed in instance.feeds]
+            while True:
+                await self._pause(instance)
+                if await self._probe(instance):
+                    self._found(instance)
+                elif instance.trouble == _NOBODY:
+                    break
+            for task in tasks:
+                task.cancel()
+
+    async def _pause(self, instance: Instance) -> None:
+        try:
+            async with asyncio.timeout(self._options.interval_s):
+                await instance.wake.wait()
+        except TimeoutError:
+            pass
+        instance.wake.clear()
+
+    async def _probe(self, instance: Instance) -> bool:
+        spec = instance.spec
+        try:
+            async with asyncio.timeout(self._options.timeout_s):
+                response = await self._client.request("GET", f"{spec.url}{spec.adapter.health_path}", spec.headers)
+                response.close()
+        except ConnectFailed:
+            self._lost(instance, _NOBODY)
+            return False
+        except (UpstreamError, TimeoutError) as error:
+            self._lost(instance, f"the probe failed: {type(error).__name__}")
+            return False
+        if response.status != 200:
+            self._lost(instance, f"the probe was answered {response.status}")
+            return False
+        return True
+
+    async def _describe(self, instance: Instance) -> None:
+        spec = instance.spec
+        facts = await spec.adapter.describe(self._client, spec.url, spec.headers)
+        instance.facts = facts
+        if self._on_described is not None:
+            await self._on_described(instance)
+        if facts.block_size is None or not facts.event_sources or not spec.follows_events or not instance.models:
+            return
+        pool = spec.pool or facts.pool
+        model = instance.models[0]
+        for source in facts.event_sources:
+            fold = SourceFold(self.index, spec.id, model=model, block_size=facts.block_size, pool=pool)
+            instance.feeds.append(Feed(source, fold, self.index))
+
+    def _found(self, instance: Instance) -> None:
+        if not instance.is_healthy:
+            _log.info(
+                "instance %s (%s) serves %s", instance.id, instance.spec.url, ", ".join(instance.models) or "nothing"
+            )
+        instance.is_healthy, instance.trouble = True, None
+        self._changed.set()
+
+    def _lost(self, instance: Instance, why: str) -> None:
+        if instance.is_healthy:
+            _log.warning("instance %s (%s) takes no requests: %s", instance.id, instance.spec.url, why)
+        instance.is_healthy, instance.trouble = False, why
+        self._changed.set()
+
+    def _forget(self, instance: Instance) -> None:
+        instance.feeds = []
+        self.index.remove_instance(instance.id)
+
+
+_NOBODY = "nobody listens there"

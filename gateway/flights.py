@@ -1,0 +1,52 @@
+"""The requests that are in the air: how many, and how to bring them down when the gateway must go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class Flights:
+    """Counts requests in flight; ``cut_all`` ends those that are left, each with ``TimeoutError`` at its own boundary."""
+
+    def __init__(self) -> None:
+        self._scopes: set[asyncio.Timeout] = set()
+        self._landed = asyncio.Event()
+        self.is_draining = False
+
+    @property
+    def count(self) -> int:
+        """Requests in flight."""
+        return len(self._scopes)
+
+    @asynccontextmanager
+    async def flight(self) -> AsyncIterator[None]:
+        """Be in the air within the block. Raises ``TimeoutError`` when cut."""
+        async with asyncio.timeout(None) as scope:
+            self._scopes.add(scope)
+            try:
+                yield
+            finally:
+                self._scopes.discard(scope)
+                if not self._scopes:
+                    self._landed.set()
+
+    async def drain(self, limit_s: float) -> bool:
+        """Wait until none is in the air; ``False`` when some still were at the limit."""
+        self.is_draining = True
+        try:
+            async with asyncio.timeout(limit_s):
+                while self._scopes:
+                    self._landed.clear()
+                    await self._landed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def cut_all(self) -> None:
+        """End what is left."""
+        now = asyncio.get_running_loop().time()
+        for scope in list(self._scopes):
+            if not scope.expired():
+                scope.reschedule(now)

@@ -1,0 +1,146 @@
+"""The last stage: a draft becomes one record, and the record becomes a bill, a trace, metrics, spans and a log line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from prometheus_client import Counter
+
+from billing.errors import LedgerError
+from billing.ledger import Ledger
+from billing.meter import charge
+from billing.prices import PriceBook
+from billing.usage import openai_usage
+from engine_adapter.base import EngineAdapter
+from gateway.draft import Draft
+from tracing.errors import UnstorableRecord
+from tracing.export import SpanExport
+from tracing.metrics import Metrics
+from tracing.record import Outcome, RequestRecord, Usage, UsageSource
+from tracing.store import TraceStore
+
+_log = logging.getLogger(__name__)
+_access = logging.getLogger("keepwarm.access")
+
+
+class Recorder:
+    """Closes drafts. A request that no key let in is counted and logged, and leaves no row: else anybody could fill
+    the ledger."""
+
+    def __init__(
+        self, *, book: PriceBook, ledger: Ledger, traces: TraceStore, metrics: Metrics, spans: SpanExport | None = None
+    ) -> None:
+        self._book, self._ledger, self._traces, self._metrics, self._spans = book, ledger, traces, metrics, spans
+        self._checks = Counter(
+            "keepwarm_prompt_count_checks",
+            "Prompt token counts of the gateway compared with the engine's",
+            ("result",),
+            registry=metrics.registry,
+        )
+        self._lost_rows = Counter("keepwarm_lost_rows", "Rows that the ledger did not take", registry=metrics.registry)
+        self.ledger_failed = False
+
+    def close(self, draft: Draft) -> RequestRecord:
+        """Close the request's one record and hand it on. Never raises for a sink that fails; a lost row is an alarm
+        that also takes the gateway out of readiness."""
+        usage, problems = _usage_of(draft)
+        outcome = draft.outcome or Outcome.ABORTED
+        record = RequestRecord(
+            request_id=draft.request_id,
+            endpoint=draft.endpoint,
+            model=draft.model,
+            served_model=draft.served_model,
+            identity=draft.identity,
+            stream=draft.stream,
+            stamps=draft.stamps(),
+            outcome=outcome,
+            status=draft.status,
+            usage=usage,
+            charge=charge(
+                usage, self._book, draft.served_model or draft.model, draft.arrived_ns, team=draft.identity.team
+            ),
+            link=draft.link,
+            decision=draft.decision,
+            attempts=tuple(draft.attempts),
+            error=draft.error,
+            gateway_prompt_tokens=draft.prompt_tokens,
+            salted=draft.salted,
+            tool_calls=draft.reader.seen.tool_calls if draft.reader is not None else (),
+            tool_results=draft.tool_results,
+            finish_reason=draft.reader.seen.finish_reason if draft.reader is not None else None,
+            labels=draft.labels,
+            traceparent=draft.traceparent,
+            usage_problems=problems,
+            message_tip=draft.message_tip,
+        )
+        self._compare(record, draft.counts_checked)
+        if draft.is_admitted:
+            self._keep(record)
+        self._metrics.observe(record)
+        if self._spans is not None:
+            self._spans.export(record)
+        _access.info("%s", access_line(record))
+        return record
+
+    def _keep(self, record: RequestRecord) -> None:
+        try:
+            self._ledger.append(record)
+        except LedgerError as error:
+            self.ledger_failed = True
+            self._lost_rows.inc()
+            _log.critical("the ledger did not take the row of %s: %s", record.request_id, error)
+        try:
+            self._traces.append(record)
+        except UnstorableRecord as error:
+            _log.error("the trace of %s is not kept: %s", record.request_id, error)
+
+    def _compare(self, record: RequestRecord, is_checked: bool) -> None:
+        if is_checked and record.gateway_prompt_tokens is not None and record.usage.source is UsageSource.ENGINE:
+            agrees = record.gateway_prompt_tokens == record.usage.prompt_tokens
+            self._checks.labels("agrees" if agrees else "disagrees").inc()
+            if not agrees:
+                _log.warning(
+                    "prompt tokens of %s: the gateway counts %d, the engine %d (model %s)",
+                    record.request_id, record.gateway_prompt_tokens, record.usage.prompt_tokens, record.served_model,
+                )  # fmt: skip
+
+
+def _usage_of(draft: Draft) -> tuple[Usage, tuple[str, ...]]:
+    seen = draft.reader.seen if draft.reader is not None else None
+    if seen is None or seen.usage is None:
+        return draft.recovered_usage(), ()
+    adapter: EngineAdapter = draft.reader.adapter  # type: ignore[union-attr]  # ``seen`` came from it
+    extension: Mapping[str, object] | None = seen.extension
+    reading = openai_usage(seen.usage, extension, silence_is_zero=adapter.capabilities.cached_detail)
+    return reading.usage, tuple(str(problem) for problem in reading.problems)
+
+
+def access_line(record: RequestRecord) -> str:
+    """Return one line of ``name=value`` words about a request, with nothing of what was said in it."""
+    usage, stamps = record.usage, record.stamps
+    words: list[tuple[str, object]] = [
+        ("id", record.request_id),
+        ("key", record.identity.key_id),
+        ("endpoint", record.endpoint),
+        ("model", record.served_model or "-"),
+        ("instance", record.instance or "-"),
+        ("run", record.link.run_id if record.link else "-"),
+        ("step", record.link.step if record.link else "-"),
+        ("status", record.status),
+        ("outcome", record.outcome.value),
+        ("prompt", usage.prompt_tokens),
+        ("hit", usage.hit_tokens),
+        ("output", usage.output_tokens),
+        ("ttft_ms", "-" if stamps.ttft_ns is None else f"{stamps.ttft_ns / 1e6:.1f}"),
+        ("ms", f"{(stamps.closed_ns - stamps.arrived_ns) / 1e6:.1f}"),
+        ("cost_nano", "unpriced" if record.charge.amount_nano is None else record.charge.amount_nano),
+    ]
+    if record.error is not None:
+        words.append(("error", record.error))
+    return " ".join(f"{name}={_word(value)}" for name, value in words)
+
+
+def _word(value: object) -> str:
+    """Return a value as one word: clients name models and runs, and must not forge log lines."""
+    return "".join(c if c.isprintable() and c not in ' "=' else "_" for c in str(value)[:128])
