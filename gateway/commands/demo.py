@@ -10,9 +10,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from gateway.demo.stage import Stage, StageError, free_port
 from gateway.demo.summary import broken_promises
+from kvstore.page import Tier
 
 HELP = "run a real agent through a gateway with two embedded engines and show what happened"
 PAGE_TOKENS = 16
@@ -69,21 +71,27 @@ def run(args: argparse.Namespace) -> int:
         return 130
 
 
-def table(summary: dict[str, object]) -> str:
+def table(summary: dict[str, Any]) -> str:
     """Return the summary's steps as a table for people."""
-    lines = [f"{'step':>6} {'instance':<12} {'prompt':>6} {'device':>6} {'host':>5} {'disk':>5} {'pool':>5} {'out':>4} "
-             f"{'TTFT ms':>8} {'cold ms':>8} {'cost n$':>9} {'saved n$':>9}  tools"]  # fmt: skip
+    form = "{:>6} {:<12} {:>6} {:>6} {:>5} {:>5} {:>5} {:>4} {:>8} {:>8} {:>9} {:>9}  {}"
+    heads = (
+        "step",
+        "instance",
+        "prompt",
+        *(tier.label for tier in Tier),
+        "out",
+        "TTFT ms",
+        "cold ms",
+        "cost n",
+        "saved n",
+    )
+    lines = [form.format(*heads, "tools")]
     for name in ("steps", "restart_step", "new_instance_step"):
         entry = summary[name]
         for step in entry if isinstance(entry, list) else [entry]:
-            assert isinstance(step, dict)
-            hit, cold = step["hit_tokens"], step["cold_ttft_ms"]
-            lines.append(
-                f"{step['step']:>6} {step['instance']:<12} {step['prompt_tokens']:>6} {hit['device']:>6} {hit['host']:>5} "
-                f"{hit['disk']:>5} {hit['pool']:>5} {step['output_tokens']:>4} {step['ttft_ms']:>8} "
-                f"{'' if cold is None else cold:>8} {step['cost_nano']:>9} {step['saved_nano']:>9}  "
-                f"{', '.join(step['tool_calls'])}"
-            )
+            cells = (step["step"], step["instance"], step["prompt_tokens"], *step["hit_tokens"].values(),
+                     step["output_tokens"], step["ttft_ms"], step["cold_ttft_ms"], step["cost_nano"], step["saved_nano"])  # fmt: skip
+            lines.append(form.format(*("-" if cell is None else cell for cell in cells), ", ".join(step["tool_calls"])))
     return "\n".join(lines)
 
 
