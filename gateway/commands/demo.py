@@ -89,8 +89,17 @@ def table(summary: dict[str, Any]) -> str:
     for name in ("steps", "restart_step", "new_instance_step"):
         entry = summary[name]
         for step in entry if isinstance(entry, list) else [entry]:
-            cells = (step["step"], step["instance"], step["prompt_tokens"], *step["hit_tokens"].values(),
-                     step["output_tokens"], step["ttft_ms"], step["cold_ttft_ms"], step["cost_nano"], step["saved_nano"])  # fmt: skip
+            cells = (
+                step["step"],
+                step["instance"],
+                step["prompt_tokens"],
+                *step["hit_tokens"].values(),
+                step["output_tokens"],
+                step["ttft_ms"],
+                step["cold_ttft_ms"],
+                step["cost_nano"],
+                step["saved_nano"],
+            )
             lines.append(form.format(*("-" if cell is None else cell for cell in cells), ", ".join(step["tool_calls"])))
     return "\n".join(lines)
 
