@@ -1,0 +1,146 @@
+"""An engine's KV event sockets: the live stream (SUB) and the replay of what was missed (DEALER), over ZMQ.
+
+Frames are ``[…, sequence: 8 bytes big-endian, payload]``; whatever stands before the last two (a topic, or nothing in
+some versions' replays) is ignored. The replay socket takes ``[b"", first: 8 bytes]`` and answers each buffered batch,
+then an end mark with sequence -1. Undecodable frames are handed on as such: only the index can tell what they cost.
+
+Sources: vLLM and SGLang ``ZmqEventPublisher``; recorded exchanges are named in ``tests/captures``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from engine_adapter.wire_events import WireError, decode_batch
+from kvstore.events import EventBatch
+
+_END = b"\xff" * 8
+
+
+@dataclass(frozen=True, slots=True)
+class Undecodable:
+    """A frame that could not be understood; what it said is lost."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnected:
+    """The connection to the publisher was made anew: batches may be missing, or it may be another process."""
+
+
+Arrival = EventBatch | Undecodable | Reconnected
+
+
+@dataclass(frozen=True, slots=True)
+class EventSocketOptions:
+    """``queue_frames`` bounds what ZMQ keeps for us; ``replay_timeout_s`` is for the whole replay."""
+
+    topic: str = ""
+    queue_frames: int = 100_000
+    replay_timeout_s: float = 10.0
+    replay_batches: int = 20_000
+
+
+class EventSocket:
+    """One publisher, as an asynchronous iterator of arrivals.
+
+    Connecting never fails: an absent publisher is simply silent until it comes. Use it in ``async with``; leaving
+    closes the sockets at once. Pass ``context`` to share ZMQ's I/O thread between sockets.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        replay_endpoint: str | None = None,
+        *,
+        options: EventSocketOptions = EventSocketOptions(),
+        context: zmq.asyncio.Context | None = None,
+    ) -> None:
+        self.endpoint, self.replay_endpoint, self.options = endpoint, replay_endpoint, options
+        self._context = context or zmq.asyncio.Context.instance()
+        self._live: zmq.asyncio.Socket | None = None
+        self._monitor: zmq.asyncio.Socket | None = None
+
+    async def __aenter__(self) -> EventSocket:
+        live = self._live = self._context.socket(zmq.SUB)
+        live.setsockopt(zmq.LINGER, 0)
+        live.setsockopt(zmq.RCVHWM, self.options.queue_frames)
+        live.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
+        live.setsockopt_string(zmq.SUBSCRIBE, self.options.topic)
+        self._monitor = live.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        live.connect(self.endpoint)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.disable_monitor()
+            self._live.close(0)
+            self._live = self._monitor = None
+
+    async def __aiter__(self) -> AsyncIterator[Arrival]:
+        """Yield arrivals for ever. The first connection is not reported, later ones are."""
+        assert self._live is not None, "use the socket inside 'async with'"
+        assert self._monitor is not None
+        live, monitor, connections = self._live, self._monitor, 0
+        poller = zmq.asyncio.Poller()
+        poller.register(live, zmq.POLLIN)
+        poller.register(monitor, zmq.POLLIN)
+        while True:
+            ready = dict(await poller.poll())
+            if monitor in ready:
+                parse_monitor_message(await monitor.recv_multipart())
+                connections += 1
+                if connections > 1:
+                    yield Reconnected()
+            if live in ready:
+                yield _arrival(await live.recv_multipart())
+
+    async def replay(self, first: int) -> list[EventBatch] | None:
+        """Fetch the batches from number ``first`` on that the publisher still has, in order.
+
+        ``None`` if there is no replay socket, or it does not answer in time. Batches that can't be understood are left
+        out.
+        """
+        if self.replay_endpoint is None:
+            return None
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.connect(self.replay_endpoint)
+        try:
+            async with asyncio.timeout(self.options.replay_timeout_s):
+                await socket.send_multipart([b"", first.to_bytes(8, "big")])
+                return await self._read_replay(socket)
+        except TimeoutError:
+            return None
+        finally:
+            socket.close(0)
+
+    async def _read_replay(self, socket: zmq.asyncio.Socket) -> list[EventBatch] | None:
+        batches: dict[int, EventBatch] = {}
+        while len(batches) <= self.options.replay_batches:
+            frames = await socket.recv_multipart()
+            if len(frames) >= 2 and frames[-2] == _END:
+                return [batches[number] for number in sorted(batches)]
+            if isinstance(arrival := _arrival(frames), EventBatch):
+                batches[arrival.sequence] = arrival
+        return None
+
+
+def _arrival(frames: Sequence[bytes]) -> EventBatch | Undecodable:
+    if len(frames) < 2 or len(frames[-2]) != 8:
+        return Undecodable(f"{len(frames)} frames without a sequence number")
+    try:
+        return decode_batch(int.from_bytes(frames[-2], "big"), frames[-1])
+    except WireError as error:
+        return Undecodable(str(error))

@@ -1,0 +1,229 @@
+"""Engines' KV event payloads to ``kvstore.events`` and back.
+
+A payload is msgpack ``[published_at, [event, …], dp_rank]``. Events differ by engine and version; all of these are
+read:
+
+| engine | event |
+|---|---|
+| SGLang to 0.5.5 | ``["BlockStored", hashes, parent, token_ids, block_size, lora_id]`` |
+| SGLang 0.5.10 … 0.5.15 | the same and ``medium`` |
+| SGLang 0.5.19 | the same and a map ``{cache_salt}`` |
+| SGLang from 0.5.20 | a map of ``type`` and the same by name, ``cache_salt`` and ``lora_name`` among them |
+| vLLM, older | an array as above, then ``medium``, ``lora_name``, ``extra_keys`` |
+| vLLM 0.32 | a map as above, with ``extra_keys`` for salts, ``group_idx``, ``kv_cache_spec_kind`` |
+
+One ``BlockStored`` may announce a whole chain. Hashes may be signed or unsigned integers or byte strings (the low 64
+bits count) and come out unsigned. Unknown fields are ignored. Unknown event types, unknown media and blocks that a
+token chain cannot name (sparse groups, pairs of tokens, images) are left out and named in ``EventBatch.ignored``. An
+event of a known type that does not make sense spoils its batch: a removal may have been in it, so the caller must
+resynchronise.
+
+Sources: recorded frames in ``tests/captures``; SGLang ``srt/disaggregation/kv_events.py``; vLLM
+``distributed/kv_events.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Any, TypeAlias
+
+import msgspec
+
+from kvstore.events import BlocksRemoved, BlocksStored, EventBatch, KvEvent, TierCleared
+from kvstore.page import Tier
+
+Fields: TypeAlias = Mapping[str, Any]  # one event as it came over the wire
+
+MEDIA: Mapping[str, Tier] = {
+    "GPU": Tier.DEVICE,
+    "CPU_PINNED": Tier.HOST,
+    "CPU": Tier.HOST,
+    "DISK": Tier.DISK,
+    "EXTERNAL": Tier.POOL,
+}
+MEDIUM_OF_TIER: Mapping[Tier, str] = {
+    Tier.DEVICE: "GPU",
+    Tier.HOST: "CPU_PINNED",
+    Tier.DISK: "DISK",
+    Tier.POOL: "EXTERNAL",
+}
+FLUSHED_TIERS = (Tier.DEVICE, Tier.HOST)
+"""What an engine's ``AllBlocksCleared`` covers; its storage keeps its pages."""
+
+CHAIN_KINDS = frozenset({"full_attention", "mla_attention"})
+"""Cache groups in which a block is usable exactly when its whole prefix is."""
+
+_ARRAY_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "BlockStored": (
+        "block_hashes",
+        "parent_block_hash",
+        "token_ids",
+        "block_size",
+        "lora_id",
+        "medium",
+        "lora_name",
+        "extra_keys",
+        "group_idx",
+    ),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
+    "AllBlocksCleared": (),
+}
+_UNSIGNED = 2**64 - 1
+_TOKEN_LIMIT = 2**32
+_decoder = msgspec.msgpack.Decoder()
+
+
+class WireError(Exception):
+    """A frame or a payload that cannot be understood as KV events; what it said is lost."""
+
+
+def decode_batch(sequence: int, payload: bytes) -> EventBatch:
+    """Decode one payload of any supported engine. O(bytes). Raises ``WireError``."""
+    try:
+        published_at, events, *rest = _decoder.decode(payload)
+        ignored: list[str] = []
+        decoded = tuple(event for wire in events for event in _events(_fields(wire), ignored))
+        rank = rest[0] if rest and isinstance(rest[0], int) else 0
+        return EventBatch(sequence, float(published_at), decoded, rank, tuple(ignored))
+    except (msgspec.MsgspecError, TypeError, ValueError, KeyError, IndexError, RecursionError) as error:
+        raise WireError(f"batch {sequence}: {type(error).__name__}: {error}") from error
+
+
+def _fields(wire: Any) -> Fields:
+    """Return one event as a map, whatever its shape."""
+    if isinstance(wire, Mapping):
+        return wire
+    kind, *values = wire
+    names = _ARRAY_FIELDS.get(kind, ())
+    fields = dict(zip(names, values, strict=False))
+    for name, value in zip(names, values, strict=False):
+        if isinstance(value, Mapping):  # SGLang 0.5.19 ends its array with a map of optional fields
+            fields.pop(name)
+            fields.update(value)
+    return {**fields, "type": kind}
+
+
+def _events(fields: Fields, ignored: list[str]) -> Iterator[KvEvent]:
+    kind = fields["type"]
+    if kind not in _ARRAY_FIELDS:
+        ignored.append("unknown type")
+        return
+    medium = fields.get("medium")
+    tier = Tier.DEVICE if medium is None else MEDIA.get(str(medium).upper())
+    if tier is None:
+        ignored.append("unknown medium")
+    elif kind == "BlockRemoved":
+        # Whichever group lost the block, the prefix is no longer whole: groups need no telling apart here.
+        yield BlocksRemoved(_hashes(fields["block_hashes"]), tier)
+    elif kind == "AllBlocksCleared":
+        yield TierCleared(FLUSHED_TIERS if medium is None else (tier,))
+    else:
+        yield from _stored(fields, tier, ignored)
+
+
+def _stored(fields: Fields, tier: Tier, ignored: list[str]) -> Iterator[BlocksStored]:
+    hashes, tokens, block_size = _hashes(fields["block_hashes"]), fields["token_ids"], fields["block_size"]
+    if not isinstance(block_size, int) or block_size < 1:
+        raise ValueError(f"block_size {block_size!r}")
+    if (reason := _unnameable(fields, len(hashes), tokens, block_size)) is not None:
+        ignored.append(reason)
+        return
+    parent, adapter = fields["parent_block_hash"], _adapter(fields)
+    salt = fields.get("cache_salt")
+    usable = len(hashes)
+    if extra_keys := fields.get("extra_keys"):
+        own_keys = [[key for key in keys or () if key != adapter] for keys in extra_keys]
+        salt, usable = _read_extra_keys(own_keys, is_first=parent is None, limit=usable)
+        if usable < len(hashes):
+            ignored.append("image or other non-text key")
+    if usable:
+        yield BlocksStored(
+            hashes=hashes[:usable],
+            parent=None if parent is None else _hash(parent),
+            token_ids=_tokens(tokens[: usable * block_size]),
+            block_size=block_size,
+            tier=tier,
+            salt=salt or None,
+            adapter=adapter,
+        )
+
+
+def _unnameable(fields: Fields, blocks: int, tokens: Sequence[object], block_size: int) -> str | None:
+    """Say why a chain of plain token ids can't name these blocks, if so."""
+    kind, group = fields.get("kv_cache_spec_kind"), fields.get("group_idx")
+    if kind not in CHAIN_KINDS if kind is not None else group not in (None, 0):
+        return "sparse group"
+    if tokens and not isinstance(tokens[0], int):
+        return "token pairs"
+    return None if len(tokens) == blocks * block_size else "sparse blocks"
+
+
+def _adapter(fields: Fields) -> str | None:
+    """Return the adapter's name, or its number as text from engines that give no name."""
+    name, number = fields.get("lora_name"), fields.get("lora_id")
+    if name is None and number is not None:
+        return str(number)
+    return None if name is None else str(name)
+
+
+def _read_extra_keys(own_keys: list[list[object]], *, is_first: bool, limit: int) -> tuple[str | None, int]:
+    """Return the salt and how many leading blocks only tokens and salt name.
+
+    vLLM puts the salt on a prompt's first block, and the hashes of images on the blocks that they touch.
+    """
+    salt = None
+    if is_first and len(own_keys[0]) == 1 and isinstance(own_keys[0][0], str):
+        salt = own_keys[0][0]
+        own_keys = [[], *own_keys[1:]]
+    return salt, min(limit, sum(1 for _ in takewhile(lambda keys: not keys, own_keys)))
+
+
+def _hash(value: int | bytes) -> int:
+    return (int.from_bytes(value, "big") if isinstance(value, bytes) else value) & _UNSIGNED
+
+
+def _hashes(values: Iterable[int | bytes]) -> tuple[int, ...]:
+    return tuple([_hash(value) for value in values])
+
+
+def _tokens(values: Sequence[int]) -> tuple[int, ...]:
+    if values and not (min(values) >= 0 and max(values) < _TOKEN_LIMIT):
+        raise ValueError("a token id outside 0 … 2**32-1")
+    return tuple(values)
+
+
+def encode_sglang(batch: EventBatch) -> bytes:
+    """Encode as SGLang ≥ 0.5.20 does. A clearing of other tiers than SGLang's flush covers names its medium."""
+    events = [wire for event in batch.events for wire in _wire(event)]
+    return msgspec.msgpack.encode([batch.published_at_s, events, batch.rank])
+
+
+def _wire(event: KvEvent) -> Iterator[dict[str, object]]:
+    if isinstance(event, TierCleared):
+        if set(event.tiers) >= set(FLUSHED_TIERS):
+            yield {"type": "AllBlocksCleared"}
+        rest = [t for t in event.tiers if t not in FLUSHED_TIERS or not set(event.tiers) >= set(FLUSHED_TIERS)]
+        for tier in rest:
+            yield {"type": "AllBlocksCleared", "medium": MEDIUM_OF_TIER[tier]}
+        return
+    hashes = [_signed(name) for name in event.hashes]
+    medium = MEDIUM_OF_TIER[event.tier]
+    if isinstance(event, BlocksRemoved):
+        yield {"type": "BlockRemoved", "block_hashes": hashes, "medium": medium}
+        return
+    yield {
+        "type": "BlockStored",
+        "block_hashes": hashes,
+        "parent_block_hash": None if event.parent is None else _signed(event.parent),
+        "token_ids": list(event.token_ids),
+        "block_size": event.block_size,
+        "lora_id": None,
+        "medium": medium,
+        **({"cache_salt": event.salt} if event.salt else {}),
+        **({"lora_name": event.adapter} if event.adapter else {}),
+    }
+
+
+def _signed(name: int) -> int:
+    return (name & _UNSIGNED) - ((name & 2**63) << 1)

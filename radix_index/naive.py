@@ -1,0 +1,197 @@
+"""The oracle: the contract of ``radix_index.base`` in plain dictionaries, written to be obviously right.
+
+It has no budget and is slow; tests hold ``RadixIndex`` against it and benchmarks show what cleverness buys.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from kvstore.page import Tier
+from radix_index.base import LOCAL_TIERS, Hashes, IndexStats, InstanceMatch, Knowledge
+from radix_index.errors import UnknownHolderError
+
+Place = tuple[str, Tier]
+
+
+@dataclass(slots=True)
+class _Instance:
+    block_size: int
+    pool: str | None
+    knowledge: Knowledge = Knowledge.COMPLETE
+    pending: Counter[int] = field(default_factory=Counter)
+
+
+class NaiveIndex:
+    """See ``radix_index.base.PrefixIndex``."""
+
+    def __init__(self) -> None:
+        self._instances: dict[str, _Instance] = {}
+        self._places: defaultdict[int, set[Place]] = defaultdict(set)  # block → where it is
+        self._names: dict[int, int] = {}
+        self._reservations: dict[int, tuple[str, list[int]]] = {}
+        self._tickets = 0
+
+    def add_instance(self, instance: str, *, block_size: int, pool: str | None = None) -> None:
+        """See ``PrefixIndex.add_instance``."""
+        known = self._instances.get(instance)
+        if known and known.block_size != block_size:
+            self.remove_instance(instance)
+            known = None
+        if known:
+            former, known.pool = known.pool, pool
+            self._drop_pool_if_unused(former)
+        else:
+            self._instances[instance] = _Instance(block_size, pool)
+
+    def remove_instance(self, instance: str) -> None:
+        """See ``PrefixIndex.remove_instance``."""
+        known = self._instances.pop(instance, None)
+        if known is None:
+            return
+        self._forget(instance, LOCAL_TIERS)
+        self._reservations = {t: r for t, r in self._reservations.items() if r[0] != instance}
+        self._drop_pool_if_unused(known.pool)
+
+    def _drop_pool_if_unused(self, pool: str | None) -> None:
+        if pool is not None and not self._is_pool(pool):
+            self._forget(pool, (Tier.POOL,))
+
+    def _is_pool(self, name: str) -> bool:
+        return any(known.pool == name for known in self._instances.values())
+
+    def _require(self, holder: str, tier: Tier) -> None:
+        if not (self._is_pool(holder) if tier is Tier.POOL else holder in self._instances):
+            raise UnknownHolderError(holder)
+
+    def instances(self) -> Mapping[str, int]:
+        """See ``PrefixIndex.instances``."""
+        return {name: known.block_size for name, known in self._instances.items()}
+
+    def stored(
+        self, holder: str, tier: Tier, hashes: Hashes, names: Hashes | None = None, *, rebind: bool = False
+    ) -> int:
+        """See ``PrefixIndex.stored``."""
+        self._require(holder, tier)
+        for block in hashes:
+            self._places[int(block)].add((holder, tier))
+        if names is None:
+            return 0
+        return sum(self._name(int(name), int(block), rebind) for name, block in zip(names, hashes, strict=True))
+
+    def _name(self, name: int, block: int, rebind: bool) -> bool:
+        """Make ``name`` an alias of ``block``; tell whether it meant another."""
+        clash = self._names.setdefault(name, block) != block
+        if clash and rebind:
+            self._names[name] = block
+        return clash
+
+    def removed(self, holder: str, tier: Tier, hashes: Hashes) -> None:
+        """See ``PrefixIndex.removed``."""
+        self._require(holder, tier)
+        for block in hashes:
+            self._remove(int(block), (holder, tier))
+
+    def _remove(self, block: int, place: Place) -> None:
+        places = self._places.get(block, set())
+        places.discard(place)
+        if not places:
+            self._places.pop(block, None)
+            self._names = {name: named for name, named in self._names.items() if named != block}
+
+    def removed_names(self, holder: str, tier: Tier, names: Hashes) -> int:
+        """See ``PrefixIndex.removed_names``."""
+        self._require(holder, tier)
+        blocks = [block for block in self.named(names) if block is not None]
+        self.removed(holder, tier, blocks)
+        return len(blocks)
+
+    def resolve(self, instance: str, name: int) -> int | None:
+        """See ``PrefixIndex.resolve``."""
+        self._known(instance)
+        block = self._names.get(name)
+        return block if block is not None and self._fastest(block, instance) is not None else None
+
+    def named(self, names: Hashes) -> list[int | None]:
+        """See ``PrefixIndex.named``."""
+        return [self._names.get(int(name)) for name in names]
+
+    def cleared(self, holder: str, tiers: Iterable[Tier]) -> None:
+        """See ``PrefixIndex.cleared``."""
+        for tier in tiers:
+            self._require(holder, tier)
+            self._forget(holder, (tier,))
+
+    def _forget(self, holder: str, tiers: Iterable[Tier]) -> None:
+        for tier in tiers:
+            for block in [block for block, places in self._places.items() if (holder, tier) in places]:
+                self._remove(block, (holder, tier))
+
+    def set_knowledge(self, instance: str, knowledge: Knowledge) -> None:
+        """See ``PrefixIndex.set_knowledge``."""
+        self._known(instance).knowledge = knowledge
+
+    def _known(self, instance: str) -> _Instance:
+        try:
+            return self._instances[instance]
+        except KeyError:
+            raise UnknownHolderError(instance) from None
+
+    def match(self, hashes: Hashes, instances: Iterable[str] | None = None) -> dict[str, InstanceMatch]:
+        """See ``PrefixIndex.match``."""
+        blocks = [int(block) for block in hashes]
+        return {name: self._match(blocks, name) for name in (self._instances if instances is None else instances)}
+
+    def _match(self, blocks: list[int], instance: str) -> InstanceMatch:
+        known = self._known(instance)
+        counts = [0, 0, 0, 0]
+        for tier in takewhile(lambda tier: tier is not None, (self._fastest(block, instance) for block in blocks)):
+            counts[tier] += 1  # type: ignore[index]
+        run = sum(counts)
+        reach = max((i + 1 for i, block in enumerate(blocks) if known.pending[block]), default=0)
+        return InstanceMatch(
+            instance, (counts[0], counts[1], counts[2], counts[3]), max(0, reach - run), known.knowledge
+        )
+
+    def _fastest(self, block: int, instance: str) -> Tier | None:
+        places = self._places.get(block, set())
+        local = [tier for tier in LOCAL_TIERS if (instance, tier) in places]
+        if local:
+            return local[0]
+        pool = self._instances[instance].pool
+        return Tier.POOL if pool is not None and (pool, Tier.POOL) in places else None
+
+    def reserve(self, instance: str, hashes: Hashes) -> int:
+        """See ``PrefixIndex.reserve``."""
+        blocks = [int(block) for block in hashes]
+        self._known(instance).pending.update(blocks)
+        self._tickets += 1
+        self._reservations[self._tickets] = (instance, blocks)
+        return self._tickets
+
+    def release(self, ticket: int) -> None:
+        """See ``PrefixIndex.release``."""
+        instance, blocks = self._reservations.pop(ticket, ("", []))
+        if instance:
+            self._instances[instance].pending.subtract(blocks)
+
+    def stats(self) -> IndexStats:
+        """See ``PrefixIndex.stats``."""
+        return IndexStats(
+            blocks=len(self._places),
+            names=len(self._names),
+            holder_sets=len({frozenset(places) for places in self._places.values()}),
+            instances=len(self._instances),
+            reservations=len(self._reservations),
+            used_bytes=0,
+            byte_budget=0,
+            evicted_blocks=0,
+        )
+
+    def check(self) -> None:
+        """See ``PrefixIndex.check``."""
+        assert all(self._places.values()), "a block without a holder"
+        assert set(self._names.values()) <= self._places.keys(), "a name without a block"

@@ -1,0 +1,244 @@
+"""When to believe a stream of numbered batches: gaps, replays, restarts. Sans I/O.
+
+A publisher numbers its batches from 0 in each life and keeps the last few thousand for replay. It has no epoch number,
+a subscriber may join late, and a frame can be lost. ``Resync`` decides, for every frame that arrives, what may be
+applied; the caller does the I/O:
+
+    step = resync.receive(batch)          # or .start(), .reconnected(), .undecodable(), .replayed(batches)
+    if step.reset: fold.reset()
+    for batch in step.apply: fold.apply(batch)
+    if step.ask is not None: fetch the batches from number step.ask on, then call resync.replayed(them, or None)
+
+While batches are missing the state is ``STALE`` and what comes later is held back. A replay is asked from one batch
+*before* the first missing one: only if that batch is the one that we know is it still the same life, otherwise the
+publisher has restarted behind our back and everything it said before is void.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvstore.events import EventBatch, TierCleared
+from kvstore.page import Tier
+from radix_index.base import Knowledge
+
+
+@dataclass(frozen=True, slots=True)
+class ResyncOptions:
+    """Limits. ``can_replay`` is false for a publisher without a replay socket."""
+
+    can_replay: bool = True
+    hold_batches: int = 20_000
+    remember_batches: int = 4_096
+    asks: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the caller must do now, in this order."""
+
+    reset: bool = False
+    apply: tuple[EventBatch, ...] = ()
+    ask: int | None = None
+
+
+@dataclass(slots=True)
+class ResyncStats:
+    """Counters since the source was added."""
+
+    gaps: int = 0
+    duplicates: int = 0
+    restarts: int = 0
+    replays: int = 0
+    failed_replays: int = 0
+    undecodable: int = 0
+
+
+class Resync:
+    """The state of one source's stream. Memory is bounded by ``options``; every call is O(batches it releases)."""
+
+    def __init__(self, options: ResyncOptions = ResyncOptions()) -> None:
+        self.options = options
+        self.stats = ResyncStats()
+        self.knowledge = self._knowledge_before = Knowledge.PARTIAL
+        self.asked: int | None = None  # the replay that is under way
+        self.expected: int | None = None  # the next number to apply; None: whatever comes next
+        self._asks_left = options.asks
+        self._held: OrderedDict[int, EventBatch] = OrderedDict()
+        self._seen: OrderedDict[int, float] = OrderedDict()  # applied lately: number → time stamp, to know a life again
+
+    def start(self) -> Step:
+        """Begin: ask for everything that the publisher still has."""
+        return self._ask(0)
+
+    def receive(self, batch: EventBatch) -> Step:
+        """Take one live batch."""
+        number = batch.sequence
+        if self.expected is not None and number < self.expected:
+            if self._is_known(batch):
+                self.stats.duplicates += 1
+                return Step()
+            return self._restarted(batch)
+        self._hold(batch)
+        if self.asked is not None:
+            # A batch that was merely late may have closed the gap, but only the replay can vouch for the life.
+            return Step()
+        if self.expected is None:
+            return self._ask(0) if number and self.options.can_replay and not self._seen else self._begin_at(number)
+        if number == self.expected:
+            return Step(apply=self._drain())
+        self.stats.gaps += 1
+        return self._lost()
+
+    def reconnected(self) -> Step:
+        """The connection was lost and is back: anything may have happened in between."""
+        return Step() if self.asked is not None else self._lost() if self.expected is not None else self._ask(0)
+
+    def undecodable(self) -> Step:
+        """A frame came that could not be understood."""
+        self.stats.undecodable += 1
+        return self.reconnected()
+
+    def replayed(self, batches: Sequence[EventBatch] | None) -> Step:
+        """Take the answer to the last ``ask``: the publisher's batches from there on, or ``None`` if it gave none."""
+        asked, self.asked = self.asked, None
+        if asked is None:
+            return Step()
+        self.stats.replays += 1
+        if batches is None:
+            return self._give_up()
+        if self.expected is None:
+            return self._replayed_whole(batches)
+        return self._replayed_since(batches)
+
+    def _replayed_whole(self, batches: Sequence[EventBatch]) -> Step:
+        """A replay from 0 into an empty index."""
+        self._merge(batches)
+        if not batches and not self._held:
+            self.expected, self.knowledge = 0, Knowledge.COMPLETE  # it has never published
+            return Step()
+        if 0 not in self._held:
+            return self._give_up()
+        return self._begin_at(0)
+
+    def _replayed_since(self, batches: Sequence[EventBatch]) -> Step:
+        """A replay from one batch before the first missing one."""
+        assert self.expected is not None
+        anchor = self.expected - 1
+        witness = next((batch for batch in batches if batch.sequence == anchor), None)
+        if witness is None and batches and batches[0].sequence > anchor >= 0:
+            return self._give_up()  # no longer buffered: neither the life nor the missing batches can be had
+        if anchor >= 0 and (witness is None or not self._is_known(witness)):
+            self.stats.restarts += 1
+            self._held.clear()
+            return self._start_over()
+        self._merge(batches)
+        return self._resume()
+
+    def _resume(self) -> Step:
+        """The life is known to be the same: go on, and ask again if something is still missing."""
+        apply = self._drain()
+        if not self._held:
+            self._asks_left = self.options.asks
+            if self.knowledge is Knowledge.STALE:
+                self.knowledge = self._knowledge_before
+            return Step(apply=apply)
+        step = self._lost()
+        return Step(reset=step.reset, apply=step.apply if step.reset else apply, ask=step.ask)
+
+    def _begin_at(self, number: int) -> Step:
+        """Start counting at ``number`` in an index that has nothing of this source."""
+        self.expected = number
+        self.knowledge = Knowledge.PARTIAL if number else Knowledge.COMPLETE
+        self._knowledge_before = self.knowledge
+        return self._resume()
+
+    def _lost(self) -> Step:
+        """Batches are missing, or the life is in doubt."""
+        if self.knowledge is not Knowledge.STALE:
+            self._knowledge_before, self.knowledge = self.knowledge, Knowledge.STALE
+        assert self.expected is not None
+        return self._ask(max(0, self.expected - 1))
+
+    def _ask(self, number: int) -> Step:
+        if not self.options.can_replay or self._asks_left == 0:
+            return self._give_up()
+        self._asks_left -= 1
+        self.asked = number
+        return Step(ask=number)
+
+    def _restarted(self, batch: EventBatch) -> Step:
+        """An old number with another time stamp: the publisher lives anew."""
+        self.stats.restarts += 1
+        self._held.clear()
+        self._hold(batch)
+        if batch.sequence:
+            return self._start_over()
+        self._forget_life()
+        step = self._begin_at(0)
+        return Step(reset=True, apply=step.apply, ask=step.ask)
+
+    def _start_over(self) -> Step:
+        """Everything applied so far belongs to another life: begin again from 0."""
+        self._forget_life()
+        step = self._ask(0)
+        return Step(reset=True, apply=step.apply, ask=step.ask)
+
+    def _forget_life(self) -> None:
+        self._seen.clear()
+        self.asked, self.expected, self.knowledge = None, None, Knowledge.PARTIAL
+        self._asks_left = self.options.asks
+
+    def _give_up(self) -> Step:
+        """The missing batches can't be had: forget the source, go on with the last unbroken run of what came later."""
+        self.stats.failed_replays += 1
+        run: list[EventBatch] = []
+        for number in sorted(self._held):
+            batch = self._held[number]
+            run = [*run, batch] if run and run[-1].sequence + 1 == number else [batch]
+        self._held.clear()
+        self._forget_life()
+        self._note(run)
+        self.expected = run[-1].sequence + 1 if run else None
+        return Step(reset=True, apply=tuple(run))
+
+    def _merge(self, batches: Iterable[EventBatch]) -> None:
+        for batch in batches:
+            if self.expected is None or batch.sequence >= self.expected:
+                self._hold(batch)
+
+    def _hold(self, batch: EventBatch) -> None:
+        self._held[batch.sequence] = batch
+        while len(self._held) > self.options.hold_batches:
+            del self._held[min(self._held)]
+
+    def _drain(self) -> tuple[EventBatch, ...]:
+        """Take the held batches that follow without a gap."""
+        assert self.expected is not None
+        run = []
+        while (batch := self._held.pop(self.expected, None)) is not None:
+            run.append(batch)
+            self.expected += 1
+        self._note(run)
+        return tuple(run)
+
+    def _note(self, run: Iterable[EventBatch]) -> None:
+        for batch in run:
+            self._seen[batch.sequence] = batch.published_at_s
+            if any(isinstance(event, TierCleared) and set(event.tiers) >= _FLUSHED for event in batch.events):
+                self._flushed()
+        while len(self._seen) > self.options.remember_batches:
+            self._seen.popitem(last=False)
+
+    def _flushed(self) -> None:
+        """The source has nothing left from before: from here on everything is known."""
+        if self.knowledge is Knowledge.PARTIAL:
+            self.knowledge = Knowledge.COMPLETE
+
+    def _is_known(self, batch: EventBatch) -> bool:
+        return self._seen.get(batch.sequence) == batch.published_at_s
+
+
+_FLUSHED = {Tier.DEVICE, Tier.HOST}
