@@ -143,7 +143,8 @@ MAP: dict[str, Any] = {
         (MAP | {"medium": "DISK"}, {"tier": Tier.DISK}),
         (MAP | {"medium": "EXTERNAL"}, {"tier": Tier.POOL}),
         (MAP | {"medium": "CPU"}, {"tier": Tier.HOST}),
-        (MAP | {"cache_salt": "s", "lora_name": "x", "session_id": "y", "novel": [1, {"a": 2}]}, {"salt": "s", "adapter": "x"}),
+        (MAP | {"cache_salt": "s", "session_id": "y", "novel": [1, {"a": 2}]}, {"salt": "s"}),
+        (MAP | {"lora_name": "x", "lora_id": 3}, {"adapter": "x"}),
         (MAP | {"lora_id": 3}, {"adapter": "3"}),
         (MAP | {"lora_name": "x", "extra_keys": [["x", "t"], ["x"]]}, {"adapter": "x", "salt": "t"}),
         (MAP | {"extra_keys": [None, None], "group_idx": 0, "kv_cache_spec_kind": "full_attention"}, {}),
@@ -162,7 +163,7 @@ def test_every_shape_of_a_stored_chain(wire: object, expected: dict[str, Any]) -
     [
         (["BlockRemoved", [-1]], BlocksRemoved((2**64 - 1,), Tier.DEVICE)),
         (["BlockRemoved", [1], "CPU_PINNED"], BlocksRemoved((1,), Tier.HOST)),
-        ({"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU", "group_idx": 3}, BlocksRemoved((1,), Tier.DEVICE)),
+        ({"type": "BlockRemoved", "block_hashes": [1], "group_idx": 3}, BlocksRemoved((1,), Tier.DEVICE)),
         (["AllBlocksCleared"], TierCleared((Tier.DEVICE, Tier.HOST))),
         ({"type": "AllBlocksCleared"}, TierCleared((Tier.DEVICE, Tier.HOST))),
         ({"type": "AllBlocksCleared", "medium": "DISK"}, TierCleared((Tier.DISK,))),

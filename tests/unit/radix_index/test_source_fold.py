@@ -1,5 +1,4 @@
-"""The fold of a source's events: recorded frames against a fold by the engine's own names, then the hard cases one by
-one."""
+"""The fold of a source's events: recorded frames against a fold by the engine's own names, then hard cases one by one."""
 
 from __future__ import annotations
 
@@ -59,8 +58,8 @@ def held(
 
 
 def fold_by_names(name: str) -> list[tuple[list[int], str | None, int, list[Tier | None]]]:
-    """Replay a capture by the wire's own hashes: return every prompt seen with the tier of each of its blocks at the
-    end.""" tiers: defaultdict[int, set[Tier]] = defaultdict(set)
+    """Replay a capture by the wire's own hashes: return every prompt seen, with the tier of each block at the end."""
+    tiers: defaultdict[int, set[Tier]] = defaultdict(set)
     prompt: dict[int, tuple[int | None, list[int], str | None]] = {}
     size = 0
     for _, raw in captured_frames(name):
