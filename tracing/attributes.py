@@ -45,7 +45,7 @@ def clean(attributes: Mapping[str, AttributeValue | None]) -> Attributes:
 
     One span that can't be encoded would take its whole batch with it.
     """
-    return {name: _clean(value) for name, value in attributes.items() if value is not None}
+    return {clean_text(name): _clean(value) for name, value in attributes.items() if value is not None}
 
 
 def inference_attributes(record: RequestRecord, conventions: SemanticConventions) -> dict[str, AttributeValue | None]:
@@ -152,13 +152,14 @@ def _cost_attributes(charge: Charge) -> dict[str, AttributeValue | None]:
 
 def _clean(value: AttributeValue) -> AttributeValue:
     if isinstance(value, tuple):
-        return tuple(_text(item) for item in value[:16])
+        return tuple(clean_text(item) for item in value[:16])
     if isinstance(value, str):
-        return _text(value)
+        return clean_text(value)
     if isinstance(value, int) and not -_INT64 <= value < _INT64:
         return str(value)
     return value
 
 
-def _text(text: str) -> str:
+def clean_text(text: str) -> str:
+    """Bounded and valid Unicode."""
     return text[:MAX_TEXT_CHARS].encode("utf-8", "replace").decode("utf-8")

@@ -12,12 +12,14 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Final
 
 from tracing.attributes import (
     Attributes,
     SemanticConventions,
     clean,
+    clean_text,
     gateway_attributes,
     inference_attributes,
     openinference_attributes,
@@ -97,7 +99,7 @@ def request_spans(
     server_id = server_span_id(record.request_id)
     route = _ROUTES.get(record.endpoint, record.endpoint)
     server = SpanValue(
-        name=f"POST {route}",
+        name=clean_text(f"POST {route}"),
         kind=SpanKind.SERVER,
         trace_id=context.trace_id,
         span_id=server_id,
@@ -114,7 +116,7 @@ def request_spans(
             **gateway_attributes(record),
         }),
         events=_events(record),
-        error=_error_type(record) if record.status >= 500 or record.outcome in _ERRORS else None,
+        error=clean_text(_error_type(record) or "") if record.status >= 500 or record.outcome in _ERRORS else None,
     )  # fmt: skip
     attempts = record.attempts[-MAX_ATTEMPTS:]
     return (
@@ -134,7 +136,7 @@ def tool_spans(before: RequestRecord, after: RequestRecord) -> tuple[SpanValue, 
     context = context_of(before)
     return tuple(
         SpanValue(
-            name=f"execute_tool {call.name}"[:128],
+            name=clean_text(f"execute_tool {call.name}"),
             kind=SpanKind.INTERNAL,
             trace_id=context.trace_id,
             span_id=_digest(8, "tool", before.request_id, call.id),
@@ -166,7 +168,7 @@ def _attempt_span(
         events = (SpanEvent("keepwarm.first_token", record.stamps.first_token_ns, {}),)
     failure = attempt.error or (f"http_{attempt.status}" if (attempt.status or 0) >= 400 else None)
     return SpanValue(
-        name=f"{operation_of(record)} {record.model}".strip()[:128],
+        name=clean_text(f"{operation_of(record)} {record.model}".strip()),
         kind=SpanKind.CLIENT,
         trace_id=context.trace_id,
         span_id=_digest(8, "attempt", record.request_id, str(number)),
@@ -183,7 +185,7 @@ def _attempt_span(
             "keepwarm.attempt": number,
         }),
         events=events,
-        error=failure,
+        error=clean_text(failure) if failure else None,
     )  # fmt: skip
 
 
@@ -205,13 +207,14 @@ def _events(record: RequestRecord) -> tuple[SpanEvent, ...]:
             ),
         })  # fmt: skip
         events.append(SpanEvent("keepwarm.routing.decision", stamps.routed_ns or stamps.arrived_ns, attributes))
-    for failed, retried in zip(record.attempts[:-1], record.attempts[1:], strict=True):
+    attempts = record.attempts[-MAX_ATTEMPTS:]
+    for failed, retried in pairwise(attempts):
         reason = failed.error or f"http_{failed.status}"
         attributes = clean({"keepwarm.from": failed.instance, "keepwarm.to": retried.instance, "error.type": reason})
         events.append(SpanEvent("keepwarm.failover", retried.started_ns, attributes))
     if stamps.first_token_ns is not None:
         events.append(SpanEvent("keepwarm.first_token", stamps.first_token_ns, {}))
-    return tuple(events[-2 * MAX_ATTEMPTS :])
+    return tuple(events)
 
 
 def _tool_attributes(gap: Gap, call_id: str, name: str) -> Attributes:

@@ -69,7 +69,12 @@ class TraceStore:
     # ---- writing
 
     def append(self, record: RequestRecord) -> None:
-        """Hand a record to the writer; returns at once. Raises :class:`UnstorableRecord` for what JSON can't hold."""
+        """Hand a record to the writer; returns at once. Raises :class:`UnstorableRecord` for what JSON can't hold.
+
+        Raises :class:`TraceStoreError` when the store is closed or read-only.
+        """
+        if self._writer is None:
+            raise TraceStoreError(f"the trace store {self._path} is closed or was opened read-only")
         row = row_of(record)
         try:
             self._queue.put_nowait(row)

@@ -1,0 +1,1 @@
+"""Sample data that several tests share."""

@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.samples.agent_runs import RunShape, agent_run
+from tracing.messages import message_chain, tool_result_ids
+from tracing.record import RunLink
+from tracing.runs import LinkerOptions, LinkMethod, RunEvidence, RunLinker
+
+Message = dict[str, object]
+SYSTEM: Message = {"role": "system", "content": "You are careful."}
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def says(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def calls(*ids: str) -> Message:
+    functions = [{"id": id_, "type": "function", "function": {"name": "look", "arguments": "{}"}} for id_ in ids]
+    return {"role": "assistant", "content": None, "tool_calls": functions}
+
+
+def result(id_: str) -> Message:
+    return {"role": "tool", "tool_call_id": id_, "content": f"result of {id_}"}
+
+
+class Gateway:
+    """The linker as the gateway drives it, for one key."""
+
+    def __init__(self, options: LinkerOptions | None = None, key_id: str = "key-1") -> None:
+        self.linker = RunLinker(options)
+        self.key_id = key_id
+        self.now_ns = 10**18
+        self.requests = 0
+
+    def ask(self, messages: Sequence[Message], **explicit: str) -> tuple[RunLink, str]:
+        self.requests += 1
+        self.now_ns += 1
+        request_id = f"r{self.requests}"
+        evidence = RunEvidence(
+            self.key_id,
+            request_id,
+            self.now_ns,
+            tool_result_ids=tool_result_ids(messages),
+            message_hashes=message_chain(messages),
+            **explicit,
+        )
+        return self.linker.link(evidence), request_id
+
+    def step(self, messages: Sequence[Message], answer: Message | None, **explicit: str) -> RunLink:
+        response_id = explicit.pop("response_id", None)
+        link, request_id = self.ask(messages, **explicit)
+        self.answer(link, request_id, messages, answer, response_id)
+        self.linker.check()
+        return link
+
+    def answer(
+        self,
+        link: RunLink,
+        request_id: str,
+        messages: Sequence[Message],
+        answer: Message | None,
+        response_id: str | None = None,
+    ) -> None:
+        if answer is None:
+            self.linker.unanswered(link, request_id, key_id=self.key_id)
+            return
+        ids = [call["id"] for call in answer.get("tool_calls", [])]
+        chain = message_chain([*messages, answer])
+        self.linker.answered(link, request_id, ids, chain, key_id=self.key_id, response_id=response_id)
+
+
+def test_the_explicit_header_names_the_run_and_steps_count_from_one() -> None:
+    gateway = Gateway()
+    first = gateway.step([user("a")], says("x"), explicit_run_id="nightly")
+    second = gateway.step([user("something else")], says("y"), explicit_run_id="nightly")
+    assert (first.run_id, first.step, first.method, first.confidence) == ("nightly", 1, "header", 1.0)
+    assert (second.run_id, second.step, second.previous_request_id) == ("nightly", 2, "r1")
+
+
+def test_the_header_wins_over_tool_call_ids() -> None:
+    gateway = Gateway()
+    prompt = [user("a")]
+    gateway.step(prompt, calls("call_aaaaaaaa"), explicit_run_id="one")
+    link = gateway.step([*prompt, calls("call_aaaaaaaa"), result("call_aaaaaaaa")], says("x"), explicit_run_id="two")
+    assert (link.run_id, link.step, link.method) == ("two", 1, "header")
+
+
+def test_a_tool_call_id_finds_the_run_even_when_the_history_was_rewritten() -> None:
+    gateway = Gateway()
+    first = gateway.step([SYSTEM, user("a")], calls("call_aaaaaaaa"))
+    rewritten = [user("summary of everything"), calls("call_aaaaaaaa"), result("call_aaaaaaaa")]
+    second = gateway.step(rewritten, says("x"))
+    assert (second.run_id, second.step, second.method) == (first.run_id, 2, LinkMethod.TOOL_CALL)
+    assert second.previous_request_id == "r1"
+    assert 0.9 < second.confidence < 1.0
+
+
+def test_the_response_id_finds_the_run_without_any_message() -> None:
+    gateway = Gateway()
+    first = gateway.step([user("a")], says("x"), response_id="resp_1")
+    second = gateway.step([user("only the new turn")], says("y"), previous_response_id="resp_1")
+    assert (second.run_id, second.method) == (first.run_id, LinkMethod.PREVIOUS_RESPONSE)
+
+
+def test_the_message_chain_finds_the_run_without_any_id() -> None:
+    gateway = Gateway()
+    prompt = [SYSTEM, user("a")]
+    first = gateway.step(prompt, says("hello there"))
+    second = gateway.step([*prompt, says("hello there"), user("b")], says("y"))
+    assert (second.run_id, second.step, second.method) == (first.run_id, 2, LinkMethod.MESSAGE_CHAIN)
+
+
+def test_cache_markers_reasoning_and_spelling_do_not_break_the_chain() -> None:
+    gateway = Gateway()
+    prompt = [SYSTEM, user("a")]
+    answer = {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "let me see",
+        "tool_calls": [{"id": "call_0", "type": "function", "function": {"name": "f", "arguments": '{"x":1,"y":2}'}}],
+    }
+    first = gateway.step(prompt, answer)
+    echoed = {
+        "role": "assistant",
+        "content": "",
+        "refusal": None,
+        "tool_calls": [
+            {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": '{ "y": 2, "x": 1 }'}}
+        ],
+    }
+    marked_user = {
+        "role": "user",
+        "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}],
+    }
+    marked_system = {**SYSTEM, "cache_control": {"type": "ephemeral"}}
+    second = gateway.step([marked_system, marked_user, echoed, user("and?")], says("y"))
+    assert (second.run_id, second.method) == (first.run_id, LinkMethod.MESSAGE_CHAIN)
+
+
+def test_twins_stay_two_runs_from_the_first_prompt_to_the_last() -> None:
+    gateway = Gateway()
+    prompt = [SYSTEM, user("a")]
+    one = gateway.step(prompt, calls("call_aaaaaaaa"))
+    two = gateway.step(prompt, calls("call_bbbbbbbb"))
+    assert one.run_id != two.run_id
+    two_again = gateway.step([*prompt, calls("call_bbbbbbbb"), result("call_bbbbbbbb")], says("x"))
+    one_again = gateway.step([*prompt, calls("call_aaaaaaaa"), result("call_aaaaaaaa")], says("x"))
+    assert (one_again.run_id, two_again.run_id) == (one.run_id, two.run_id)
+    assert (one_again.step, two_again.step) == (2, 2)
+
+
+def test_twins_with_equal_answers_get_one_continuation_each() -> None:
+    gateway = Gateway()
+    prompt = [SYSTEM, user("a")]
+    runs = {gateway.step(prompt, says("same")).run_id for _ in range(3)}
+    assert len(runs) == 3
+    continued = [gateway.step([*prompt, says("same"), user("b")], says("same again")) for _ in range(3)]
+    assert {link.run_id for link in continued} == runs
+    assert [link.step for link in continued] == [2, 2, 2]
+    assert continued[0].confidence == 0.5  # which of the twins went on can't be known
+
+
+def test_numbered_tool_call_ids_are_told_apart_by_the_conversation() -> None:
+    gateway = Gateway()
+    one = gateway.step([user("a")], calls("call_0"))
+    two = gateway.step([user("b")], calls("call_0"))
+    one_again = gateway.step([user("a"), calls("call_0"), result("call_0")], calls("call_1"))
+    two_again = gateway.step([user("b"), calls("call_0"), result("call_0")], calls("call_1"))
+    assert (one_again.run_id, two_again.run_id) == (one.run_id, two.run_id)
+
+
+def test_a_numbered_id_of_a_finished_conversation_is_no_evidence_for_another() -> None:
+    gateway = Gateway()
+    one = gateway.step([user("a")], calls("call_0"))
+    gateway.step([user("a"), calls("call_0"), result("call_0")], says("done"))
+    stranger = gateway.step([user("b"), calls("call_0"), result("call_0")], says("x"))
+    assert stranger.run_id != one.run_id
+    assert stranger.confidence == 0.5  # it quotes an answer that nobody here gave
+
+
+def test_an_auxiliary_call_on_the_same_history_does_not_poison_the_chain() -> None:
+    gateway = Gateway()
+    prompt = [SYSTEM, user("a")]
+    history = [*prompt, says("an answer")]
+    first = gateway.step(prompt, says("an answer"))
+    title = gateway.step([*history, user("Give this chat a title")], says("A chat"))
+    main = gateway.step([*history, user("b")], says("more"))
+    after = gateway.step([*history, user("b"), says("more"), user("c")], says("x"))
+    assert {title.run_id, main.run_id, after.run_id} == {first.run_id}
+    assert (main.previous_request_id, after.previous_request_id) == ("r1", "r3")
+    assert [first.step, title.step, main.step, after.step] == [1, 2, 3, 4]
+
+
+def test_an_auxiliary_call_under_the_same_header_leaves_the_previous_step_right() -> None:
+    gateway = Gateway()
+    prompt = [SYSTEM, user("a")]
+    gateway.step(prompt, calls("call_aaaaaaaa"), explicit_run_id="s")
+    gateway.step([user("title for: a")], says("A"), explicit_run_id="s")
+    main = gateway.step(
+        [*prompt, calls("call_aaaaaaaa"), result("call_aaaaaaaa")], says("x"), explicit_run_id="s"
+    )  # fmt: skip
+    assert (main.step, main.previous_request_id) == (3, "r1")
+
+
+def test_a_retry_after_a_failure_is_the_next_step_of_the_same_run() -> None:
+    gateway = Gateway()
+    prompt = [SYSTEM, user("a")]
+    failed = gateway.step(prompt, None)
+    retried = gateway.step(prompt, says("x"))
+    twin = gateway.step(prompt, says("x"))
+    assert (retried.run_id, retried.step) == (failed.run_id, 2)
+    assert twin.run_id != failed.run_id
+
+
+def test_an_answer_that_nobody_read_is_continued_by_its_prompt_once() -> None:
+    gateway = Gateway()
+    prompt = [SYSTEM, user("a")]
+    link, request_id = gateway.ask(prompt)
+    gateway.linker.answered(link, request_id, key_id="key-1")
+    second = gateway.step([*prompt, says("whatever"), user("b")], says("y"))
+    third = gateway.step([*prompt, says("whatever else"), user("b")], says("y"))
+    assert second.run_id == link.run_id
+    assert third.run_id != link.run_id
+
+
+def test_a_known_answer_is_not_continued_by_another_answer() -> None:
+    gateway = Gateway()
+    prompt = [SYSTEM, user("a")]
+    first = gateway.step(prompt, says("mine"))
+    other = gateway.step([*prompt, says("not mine"), user("b")], says("y"))
+    assert other.run_id != first.run_id
+
+
+def test_two_keys_never_share_a_run() -> None:
+    gateway = Gateway()
+    prompt = [user("a")]
+    first = gateway.step(prompt, calls("call_aaaaaaaa"))
+    gateway.key_id = "key-2"
+    stranger = gateway.step([*prompt, calls("call_aaaaaaaa"), result("call_aaaaaaaa")], says("x"))
+    assert stranger.run_id != first.run_id
+
+
+def test_out_of_order_answers_still_link() -> None:
+    gateway = Gateway()
+    one, one_id = gateway.ask([user("a")])
+    two, two_id = gateway.ask([user("b")])
+    gateway.answer(two, two_id, [user("b")], calls("call_bbbbbbbb"))
+    gateway.answer(one, one_id, [user("a")], calls("call_aaaaaaaa"))
+    again = gateway.step([user("a"), calls("call_aaaaaaaa"), result("call_aaaaaaaa")], says("x"))
+    assert again.run_id == one.run_id
+
+
+def test_a_run_idle_for_longer_than_the_window_is_forgotten() -> None:
+    gateway = Gateway(LinkerOptions(window_ns=1000))
+    prompt = [user("a")]
+    first = gateway.step(prompt, says("x"))
+    gateway.now_ns += 2000
+    late = gateway.step([*prompt, says("x"), user("b")], says("y"))
+    assert late.run_id != first.run_id
+    assert late.confidence == 0.5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        LinkerOptions(max_runs_per_key=5),
+        LinkerOptions(max_entries=50),
+        LinkerOptions(max_entries_per_run=6),
+        LinkerOptions(max_keys=2),
+    ],
+)
+def test_memory_is_bounded_whatever_arrives(options: LinkerOptions) -> None:
+    gateway = Gateway(options)
+    for number in range(200):
+        gateway.key_id = f"key-{number % 7}"
+        prompt = [user(f"a{number % 40}")]
+        gateway.step([*prompt, calls("call_aaaaaaaa"), result("call_aaaaaaaa")], calls(f"call_{number:08x}"))
+    gateway.linker.check()
+
+
+def test_runs_are_taken_up_again_from_the_store_after_a_restart() -> None:
+    records = agent_run(RunShape(steps=4))
+    linker = RunLinker()
+    linker.restore(records[:3])
+    evidence = RunEvidence(
+        records[0].identity.key_id, "after", records[2].stamps.closed_ns, tool_result_ids=(records[2].tool_calls[0].id,)
+    )
+    link = linker.link(evidence)
+    assert (link.run_id, link.step, link.previous_request_id) == (records[0].link.run_id, 4, records[2].request_id)
+    linker.check()

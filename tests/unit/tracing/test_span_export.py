@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from tests.samples.agent_runs import agent_run, plain_record
+from tracing.export import SpanExport, SpanExportOptions, otlp_exporter
+from tracing.record import Outcome
+from tracing.spans import request_spans, tool_spans
+
+
+def test_spans_arrive_with_their_ids_times_and_tools() -> None:
+    exporter = InMemorySpanExporter()
+    export = SpanExport(exporter)
+    records = agent_run()
+    for record in records:
+        export.export(record)
+    assert export.flush(30)
+    expected = [span for record in records for span in request_spans(record)]
+    expected += [span for a, b in pairwise(records) for span in tool_spans(a, b)]
+    exported = {span.context.span_id: span for span in exporter.get_finished_spans()}
+    assert exported.keys() == {span.span_id for span in expected}
+    for value in expected:
+        span = exported[value.span_id]
+        assert (span.name, span.start_time, span.end_time) == (value.name, value.started_ns, value.ended_ns)
+        assert span.context.trace_id == value.trace_id
+        assert dict(span.attributes) == value.attributes
+        assert (span.parent.span_id if span.parent else None) == value.parent_span_id
+        assert span.kind is SpanKind[value.kind.name]
+    assert export.close(30)
+
+
+def test_an_unsampled_request_is_not_exported() -> None:
+    exporter = InMemorySpanExporter()
+    export = SpanExport(exporter)
+    export.export(plain_record(traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"))
+    assert export.flush(30)
+    assert exporter.get_finished_spans() == ()
+    export.close(30)
+
+
+class Collector(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.received.append(ExportTraceServiceRequest.FromString(body))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def collector() -> Iterator[http.server.ThreadingHTTPServer]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+    server.received = []
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_trace_reaches_an_otlp_receiver_whole_even_with_hostile_text(
+    collector: http.server.ThreadingHTTPServer,
+) -> None:
+    url = f"http://127.0.0.1:{collector.server_port}/v1/traces"
+    export = SpanExport(otlp_exporter(url), SpanExportOptions(service_version="1", delay_s=60.0))
+    records = agent_run()
+    records[3] = replace(records[3], model="\ud800" * 100_000, outcome=Outcome.TRUNCATED, error="lost")
+    for record in records:
+        export.export(record)
+    assert export.close(30)
+    spans = [
+        span
+        for request in collector.received
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    wanted = {span.span_id for record in records for span in request_spans(record)}
+    assert wanted <= {int.from_bytes(span.span_id, "big") for span in spans}
+    names = {kv.key: kv.value.string_value for kv in collector.received[0].resource_spans[0].resource.attributes}
+    assert names["service.name"] == "keepwarm"
+    failed = [span for span in spans if span.status.code == StatusCode.ERROR.value]
+    assert failed
+
+
+class StuckExporter(SpanExporter):
+    def __init__(self) -> None:
+        self.release = threading.Event()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.release.wait()
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        pass
+
+
+def test_a_silent_backend_holds_neither_requests_nor_the_end() -> None:
+    exporter = StuckExporter()
+    export = SpanExport(exporter, SpanExportOptions(queue_spans=8, batch_spans=4))
+    for number in range(100):
+        export.export(plain_record(f"r{number}"))
+    assert not export.flush(0.05)
+    assert not export.close(0.05)
+    exporter.release.set()
