@@ -1,0 +1,1 @@
+"""The HTTP front and the composition root; the only package that knows all the others."""

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 
 class Flights:
-    """Counts requests in flight; ``cut_all`` ends those that are left, each with ``TimeoutError`` at its own boundary."""
+    """Counts requests in flight; ``cut_all`` ends those that are left, each by ``TimeoutError`` at its boundary."""
 
     def __init__(self) -> None:
         self._scopes: set[asyncio.Timeout] = set()

@@ -97,7 +97,11 @@ class StreamWriter:
 
     async def fail(self, error: GatewayError) -> None:
         """End the stream with an error event."""
-        await self.write(event_of(error_body(error)) + DONE_EVENT)
+        await self.fail_with(error_body(error))
+
+    async def fail_with(self, body: bytes) -> None:
+        """End the stream with an error event of these words."""
+        await self.write(event_of(body) + DONE_EVENT)
         await self._reply.finish()
 
     async def finish(self) -> None:
@@ -111,14 +115,15 @@ async def relay(
     reader: AnswerReader,
     options: RelayOptions,
     on_output: Callable[[], None],
+    on_done: Callable[[], None],
 ) -> GatewayError | None:
     """Carry the stream to its end; return what was wrong with the upstream, ``None`` for a whole answer.
 
     The client has got a definite end either way. ``on_output`` is called at each event that brings output, before it is
-    written. Raises ``ClientGone``; does not close ``response``.
+    written; ``on_done`` once, before the end of a whole answer is. Raises ``ClientGone``; does not close ``response``.
     """
     cutter = EventCutter(options.event_cap_bytes)
-    while not reader.seen.is_done:
+    while not reader.has_ended():
         try:
             limit_s = options.idle_timeout_s if reader.seen.pieces else options.first_byte_timeout_s
             data = await _next(response, writer, limit_s)
@@ -135,11 +140,13 @@ async def relay(
             if has_output:
                 on_output()
             shown.append(piece)
+        if reader.has_ended():
+            on_done()
         if out := b"".join(shown):
             await writer.write(out)
         if not data:
             break
-    return await _end(response, writer, reader)
+    return await _end(response, writer, reader, on_done)
 
 
 async def _next(response: UpstreamResponse, writer: StreamWriter, limit_s: float) -> bytes:
@@ -161,11 +168,14 @@ def _last(rest: bytes) -> list[bytes]:
     )
 
 
-async def _end(response: UpstreamResponse, writer: StreamWriter, reader: AnswerReader) -> GatewayError | None:
+async def _end(
+    response: UpstreamResponse, writer: StreamWriter, reader: AnswerReader, on_done: Callable[[], None]
+) -> GatewayError | None:
     seen = reader.seen
-    if not seen.is_done:
+    if not reader.has_ended():
         if seen.error is None and seen.finish_reason is None:
             return await _cut(writer, UpstreamUnusable("the stream stopped before its end", code="stream_truncated"))
+        on_done()
         await writer.write(DONE_EVENT)
     await writer.finish()
     try:

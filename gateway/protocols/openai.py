@@ -214,6 +214,10 @@ class AnswerReader:
         self._hidden = frozenset() if shows_detail else adapter.private_members
         self.seen = Seen()
 
+    def has_ended(self) -> bool:
+        """Tell whether the stream's last event was seen."""
+        return self.seen.is_done
+
     def event(self, event: bytes) -> tuple[bytes, bool]:
         """Take one event of a stream; return what the client gets of it, and whether it brought output."""
         data = data_of(event)

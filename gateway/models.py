@@ -1,0 +1,52 @@
+"""Model names: what clients may call them, and what instances call them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gateway.errors import Forbidden, NotFound
+from gateway.identity import Caller
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """What is configured of one model; see ``gateway.settings.ModelSettings``."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    tokenizer: str = "auto"
+    template: str | None = None
+    counts_checked: bool = True
+
+
+class ModelDirectory:
+    """Resolves names. Models need not be configured: whatever an instance serves can be asked for by its own name."""
+
+    def __init__(self, configured: Iterable[ModelOptions], served: Callable[[], Iterable[str]]) -> None:
+        self._configured = {options.name: options for options in configured}
+        self._names = {alias: options.name for options in self._configured.values() for alias in options.aliases}
+        self._served = served
+        self._ever_served: set[str] = set()
+
+    def options(self, model: str) -> ModelOptions:
+        """Return what is configured of a model, or the defaults."""
+        return self._configured.get(model) or ModelOptions(model)
+
+    def resolve(self, asked: str, caller: Caller) -> str:
+        """Return the served name. Raises ``NotFound``; ``Forbidden`` where the key does not allow the model."""
+        model = self._names.get(asked, asked)
+        if not (caller.may_use(asked) or caller.may_use(model)):
+            raise Forbidden(f"this key may not use the model {asked!r}", param="model", code="model_not_allowed")
+        if model not in self._configured and model not in self._known():
+            raise NotFound(f"there is no model {asked!r} here", param="model", code="model_not_found")
+        return model
+
+    def visible(self, caller: Caller) -> list[str]:
+        """Return every name that the caller may ask for."""
+        names = {*self._configured, *self._names, *self._known()}
+        return sorted(name for name in names if caller.may_use(name) or caller.may_use(self._names.get(name, name)))
+
+    def _known(self) -> set[str]:
+        self._ever_served.update(self._served())  # a model whose instances are all down is unavailable, not unknown
+        return self._ever_served

@@ -1,0 +1,194 @@
+"""The eight stages of one request, and nothing else.
+
+====  ========================================  ==========================================
+ 1    read the body once, keep its bytes        ``protocols.openai.read_ask``
+ 2    admit: key, model, salt                   ``identity``, ``models``
+ 3    run and step                              ``tracing.runs``
+ 4    tokenize and hash                         ``prompts``
+ 5    match                                     ``dispatch`` over ``radix_index``
+ 6    route, reserve                            ``dispatch`` over ``routing``
+ 7    send, relay, try elsewhere                ``attempt``
+ 8    close the one record                      ``recorder``
+====  ========================================  ==========================================
+
+Whatever ends a request (an answer, a refusal, a broken engine, a client that left, a shutdown), ``handle`` closes
+exactly one record and gives everything back that it reserved. The key is checked before the body is read, so that a
+stranger cannot make the gateway read one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from engine_adapter.errors import ConnectFailed
+from gateway.attempt import Attempter, Refused
+from gateway.dispatch import Dispatcher
+from gateway.draft import Draft, labels_of
+from gateway.errors import BadRequest, Draining, GatewayError, NoInstance, UpstreamUnusable
+from gateway.flights import Flights
+from gateway.identity import Caller, KeyRing, effective_salt
+from gateway.models import ModelDirectory
+from gateway.prompts import PromptBook
+from gateway.protocols.openai import Ask, read_ask
+from gateway.recorder import Recorder
+from gateway.relay import ClientGone, Reply
+from tracing.messages import message_chain, new_tool_result_ids, tool_result_ids
+from tracing.record import Outcome
+from tracing.runs import RunEvidence, RunLinker
+
+_log = logging.getLogger(__name__)
+_RUN_ID_CHARS = 128
+_CLIENT_CLOSED = 499  # nothing was answered, since nobody was there any more; nginx's number for it
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request as it came in. ``headers`` are matched case-insensitively; ``read_body`` may raise ``BodyTooLarge``."""
+
+    endpoint: str
+    headers: Mapping[str, str]
+    read_body: Callable[[], Awaitable[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request after stages 1 and 2."""
+
+    ask: Ask
+    body: bytes
+    caller: Caller
+    model: str
+    salt: str | None
+
+
+class Pipeline:
+    """Carries requests through the stages."""
+
+    def __init__(
+        self,
+        *,
+        keys: KeyRing,
+        models: ModelDirectory,
+        linker: RunLinker,
+        prompts: PromptBook,
+        dispatcher: Dispatcher,
+        attempter: Attempter,
+        recorder: Recorder,
+        flights: Flights,
+        max_attempts: int,
+    ) -> None:
+        self._keys, self._models, self._linker, self._prompts = keys, models, linker, prompts
+        self._dispatcher, self._attempter, self._recorder, self._flights = dispatcher, attempter, recorder, flights
+        self._max_attempts = max_attempts
+
+    async def handle(self, arrival: Arrival, reply: Reply) -> None:
+        """Answer one request. Raises only ``CancelledError``, when the client left."""
+        draft = Draft(
+            request_id=f"req-{secrets.token_hex(12)}",
+            endpoint=arrival.endpoint,
+            traceparent=arrival.headers.get("traceparent"),
+            labels=labels_of(arrival.headers),
+        )
+        try:
+            async with self._flights.flight():
+                await self._stages(arrival, draft, reply)
+        except TimeoutError:
+            outcome = Outcome.TRUNCATED if reply.is_started else Outcome.UPSTREAM_FAILED
+            await self._refuse(Draining("the gateway is going down"), outcome, draft, reply)
+        except GatewayError as error:
+            outcome = Outcome.UPSTREAM_FAILED if isinstance(error, UpstreamUnusable | NoInstance) else Outcome.REJECTED
+            await self._refuse(error, outcome, draft, reply)
+        except ClientGone:
+            draft.end(Outcome.ABORTED, draft.status or _CLIENT_CLOSED, "client_gone")
+        except asyncio.CancelledError:
+            draft.end(Outcome.ABORTED, draft.status or _CLIENT_CLOSED, "client_gone")
+            raise
+        except Exception:  # the request boundary: a fault of ours is one request's, and is told as such
+            _log.exception("request %s failed inside the gateway", draft.request_id)
+            await self._refuse(GatewayError("the gateway failed"), Outcome.UPSTREAM_FAILED, draft, reply)
+        finally:
+            draft.end_attempt(None, draft.error or "cut")
+            self._close(draft)
+
+    async def _stages(self, arrival: Arrival, draft: Draft, reply: Reply) -> None:
+        if self._flights.is_draining:
+            raise Draining("the gateway is going down", retry_after_s=1)
+        admitted = await self._admit(arrival, draft)
+        self._link(admitted, arrival.headers, draft)
+        prompt = await self._prompts.encode(
+            admitted.model,
+            admitted.ask,
+            admitted.salt,
+            self._dispatcher.block_sizes(admitted.model),
+            len(admitted.body),
+        )
+        draft.prompt_tokens = None if prompt is None else prompt.tokens
+        tried: frozenset[str] = frozenset()
+        trouble: Refused | ConnectFailed | None = None
+        while len(tried) < self._max_attempts:
+            route = self._dispatcher.route(admitted.model, prompt, len(admitted.body), tried)
+            if route is None:
+                break
+            draft.decision, draft.routed_ns = route.decision, draft.now_ns()
+            tried |= {route.instance.id}
+            try:
+                await self._attempter.run(route, admitted.ask, admitted.body, admitted.salt, draft, reply)
+                return
+            except (Refused, ConnectFailed) as error:
+                trouble = error
+            finally:
+                route.reservation.release()
+        await self._no_answer(trouble, admitted.model, draft, reply)
+
+    async def _admit(self, arrival: Arrival, draft: Draft) -> Admitted:
+        caller = self._keys.authenticate(arrival.headers)
+        draft.identity, draft.is_admitted = caller.identity, True
+        body = await arrival.read_body()
+        ask = read_ask(body, arrival.endpoint)
+        draft.model, draft.stream, draft.salted = ask.model, ask.stream, ask.cache_salt is not None
+        model = self._models.resolve(ask.model, caller)
+        draft.served_model, draft.counts_checked = model, self._models.options(model).counts_checked
+        return Admitted(ask, body, caller, model, effective_salt(caller, ask.cache_salt))
+
+    def _link(self, admitted: Admitted, headers: Mapping[str, str], draft: Draft) -> None:
+        messages = admitted.ask.messages or ()
+        run_id = headers.get("x-keepwarm-run") or None
+        if run_id is not None and (len(run_id) > _RUN_ID_CHARS or not run_id.isprintable()):
+            raise BadRequest(f"x-keepwarm-run must be printable and at most {_RUN_ID_CHARS} characters")
+        draft.chain = message_chain(messages)
+        draft.tool_results = new_tool_result_ids(messages)
+        draft.link = self._linker.link(
+            RunEvidence(
+                key_id=admitted.caller.identity.key_id,
+                request_id=draft.request_id,
+                at_ns=draft.arrived_ns,
+                explicit_run_id=run_id,
+                tool_result_ids=tool_result_ids(messages),
+                message_hashes=draft.chain,
+            )
+        )
+
+    async def _no_answer(self, trouble: Refused | ConnectFailed | None, model: str, draft: Draft, reply: Reply) -> None:
+        """Every instance that could be tried refused or was not there."""
+        if isinstance(trouble, Refused):
+            await self._attempter.show_refusal(trouble, draft, reply)
+            return
+        if trouble is not None:
+            raise UpstreamUnusable("no engine could be reached", code="engine_unreachable")
+        raise NoInstance(f"no instance serves {model!r} now", retry_after_s=1)
+
+    async def _refuse(self, error: GatewayError, outcome: Outcome, draft: Draft, reply: Reply) -> None:
+        draft.fail(error, outcome)
+        try:
+            await self._attempter.show_error(error, draft, reply)
+        except ClientGone:
+            pass
+
+    def _close(self, draft: Draft) -> None:
+        if draft.link is not None and draft.outcome is not Outcome.OK:
+            self._linker.unanswered(draft.link, draft.request_id, key_id=draft.identity.key_id)
+        self._recorder.close(draft)
