@@ -1,4 +1,4 @@
-"""The fold of a source's events: recorded frames against a fold by the engine's own names, then hard cases one by one."""
+"""The fold of a source's events: recorded frames against a fold by the engine's own names, then hard cases."""
 
 from __future__ import annotations
 
