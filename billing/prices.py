@@ -248,10 +248,13 @@ def _covers(first: PriceEntry, second: PriceEntry) -> bool:
 
 def _explain(error: ValidationError) -> list[str]:
     """Say each problem on one line, led by its path as one would write it."""
+    faults = error.errors()
     lines = []
-    for fault in error.errors():
-        path = ""
-        for part in fault["loc"]:
-            path += f"[{part}]" if isinstance(part, int) else f".{part}"
-        lines.append(f"{path.lstrip('.') or 'book'}: {fault['msg'].removeprefix('Value error, ')}")
+    for fault in faults:
+        loc = fault["loc"]
+        if fault["type"] == "too_short" and any(other["loc"][:-1][: len(loc)] == loc for other in faults):
+            continue  # nothing is left in this list because something in it is wrong, which is told itself
+        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
+        known = "there is no such key" if fault["type"] == "extra_forbidden" else fault["msg"]
+        lines.append(f"{path or 'book'}: {known.removeprefix('Value error, ')}")
     return lines
