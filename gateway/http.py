@@ -1,0 +1,171 @@
+"""The edge: HTTP in, HTTP out, errors always in OpenAI's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from aiohttp import hdrs, web
+
+from gateway.errors import BadRequest, BodyTooLarge, GatewayError, MethodNotAllowed, NotFound, Unauthorized
+from gateway.identity import KeyRing
+from gateway.models import ModelDirectory
+from gateway.pipeline import Arrival, Pipeline
+from gateway.protocols.openai import error_body
+from gateway.relay import ClientGone
+
+_log = logging.getLogger(__name__)
+
+PIPELINE_PATHS = {"/chat/completions": "chat", "/completions": "completions"}
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeOptions:
+    """Limits of what comes in."""
+
+    body_cap_bytes: int = 64 << 20
+    body_timeout_s: float = 120.0
+
+
+class AiohttpReply:
+    """``gateway.relay.Reply`` on aiohttp."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self.response: web.StreamResponse | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether a status went out."""
+        return self.response is not None
+
+    async def send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        """Answer whole."""
+        self.response = response = web.Response(status=status, headers=headers, body=body)
+        try:
+            await response.prepare(self._request)
+            await response.write_eof()
+        except ConnectionError:
+            raise ClientGone("the client left") from None
+
+    async def start(self, status: int, headers: Mapping[str, str]) -> None:
+        """Begin a stream."""
+        self.response = response = web.StreamResponse(status=status, headers=headers)
+        try:
+            await response.prepare(self._request)
+        except ConnectionError:
+            raise ClientGone("the client left") from None
+
+    async def write(self, data: bytes) -> None:
+        """Send a piece; waits while more than the transport's high-water mark (64 KiB) is unsent."""
+        assert self.response is not None
+        try:
+            await self.response.write(data)
+        except ConnectionError:
+            raise ClientGone("the client left") from None
+
+    async def finish(self) -> None:
+        """End a stream."""
+        assert self.response is not None
+        try:
+            await self.response.write_eof()
+        except ConnectionError:
+            raise ClientGone("the client left") from None
+
+
+class Edge:
+    """The client-facing routes."""
+
+    def __init__(self, pipeline: Pipeline, keys: KeyRing, models: ModelDirectory, options: EdgeOptions) -> None:
+        self._pipeline, self._keys, self._models, self._options = pipeline, keys, models, options
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes, each with and without ``/v1``."""
+        found = []
+        for root in ("/v1", ""):
+            for path, endpoint in PIPELINE_PATHS.items():
+                found.append(web.post(f"{root}{path}", self._completion(endpoint)))
+            found.append(web.get(f"{root}/models", self._list_models))
+            found.append(web.get(f"{root}/models/{{model:.+}}", self._one_model))
+        return found
+
+    def _completion(self, endpoint: str) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            reply = AiohttpReply(request)
+            arrival = Arrival(endpoint, request.headers, lambda: self._read(request))
+            await self._pipeline.handle(arrival, reply)
+            if reply.response is None:  # the client is gone: aiohttp wants something to throw away
+                return web.Response(status=499)
+            return reply.response
+
+        return handle
+
+    async def _read(self, request: web.Request) -> bytes:
+        cap = self._options.body_cap_bytes
+        too_large = BodyTooLarge(f"the body is over the limit of {cap} bytes")
+        if (request.content_length or 0) > cap:
+            raise too_large
+        try:
+            async with asyncio.timeout(self._options.body_timeout_s):
+                return await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            raise too_large from None
+        except TimeoutError:
+            raise BadRequest("the body did not arrive in time", code="body_timeout") from None
+        except web.RequestPayloadError:
+            raise BadRequest("the body could not be read", code="body_broken") from None
+
+    async def _list_models(self, request: web.Request) -> web.Response:
+        caller = self._keys.authenticate(request.headers)
+        return web.json_response({"object": "list", "data": [_model(n) for n in self._models.visible(caller)]})
+
+    async def _one_model(self, request: web.Request) -> web.Response:
+        name = request.match_info["model"]
+        self._models.resolve(name, self._keys.authenticate(request.headers))
+        return web.json_response(_model(name))
+
+
+def _model(name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "keepwarm"}
+
+
+@web.middleware
+async def errors_in_shape(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer every error of this process as OpenAI's clients expect it, unknown paths and methods included."""
+    try:
+        return await handler(request)
+    except GatewayError as error:
+        return error_response(error)
+    except web.HTTPMethodNotAllowed as refusal:
+        answer = error_response(MethodNotAllowed(f"{request.method} is not allowed here"))
+        answer.headers[hdrs.ALLOW] = refusal.headers.get(hdrs.ALLOW, "")
+        return answer
+    except web.HTTPNotFound:
+        return error_response(NotFound(f"there is no {request.method} {request.path[:200]} here", code="unknown_url"))
+    except web.HTTPRequestEntityTooLarge:
+        return error_response(BodyTooLarge("the body is over the limit"))
+    except web.HTTPException as refusal:
+        if refusal.status < 400:
+            raise  # a redirect
+        shaped = BadRequest(refusal.reason)
+        shaped.status = refusal.status
+        return error_response(shaped)
+    except Exception:  # the request boundary
+        _log.exception("%s %s failed inside the gateway", request.method, request.path)
+        return error_response(GatewayError("the gateway failed"))
+
+
+def error_response(error: GatewayError) -> web.Response:
+    """Return an error as a response."""
+    headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = 'Bearer, Basic realm="keepwarm"'
+    return web.Response(status=error.status, body=error_body(error), content_type="application/json", headers=headers)
+
+
+def make_app(options: EdgeOptions) -> web.Application:
+    """Return an application without routes, with the limits and error shapes that all of them share."""
+    return web.Application(client_max_size=options.body_cap_bytes, middlewares=[errors_in_shape])
