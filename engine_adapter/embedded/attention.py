@@ -108,7 +108,7 @@ class PrefillSpan:
             self._mask = (torch.arange(span.end) <= positions).to(self._rows.device)
 
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Return (tokens, heads, head_dim); ``keys`` and ``values`` are this span's own, (tokens, kv_heads, head_dim)."""
+        """Return (tokens, heads, head_dim); ``keys`` and ``values`` are the span's own, (tokens, kv_heads, head_dim)."""
         q = queries.transpose(0, 1).unsqueeze(0)
         if self._rows is None:
             k, v = keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0)
@@ -125,7 +125,7 @@ class PrefillSpan:
 class StepPlan:
     """A step's sequences in the order in which they are computed, with what attention needs, made once a step."""
 
-    order: list[int]                              # order[i] = index of the i-th computed span among those given
+    order: list[int]  # order[i] = index of the i-th computed span among those given
     spans: list[Span]
     paged: PagedKv
     groups: list[DecodeGroup | PrefillSpan]
@@ -160,5 +160,6 @@ class StepPlan:
         if len(self.groups) == 1:
             return self.groups[0].attend(layer, queries, keys, values)
         sizes = [group.tokens for group in self.groups]
-        parts = zip(self.groups, queries.split(sizes), keys.split(sizes), values.split(sizes), strict=True)
+        split = [torch.split(tensor, sizes) for tensor in (queries, keys, values)]
+        parts = zip(self.groups, *split, strict=True)
         return torch.cat([group.attend(layer, q, k, v) for group, q, k, v in parts])

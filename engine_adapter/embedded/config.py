@@ -32,7 +32,7 @@ class RopeConfig:
     original_context: int = 8192
 
     def inverse_frequencies(self, head_dim: int) -> torch.Tensor:
-        """Return float32 (head_dim / 2,), radians per position. Llama 3.1's rule is the one in Meta's reference code."""
+        """Return float32 (head_dim / 2,), radians per position. ``llama3`` is the rule of Meta's reference code."""
         exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
         frequencies = 1.0 / (self.theta**exponents)
         if self.kind == "linear":

@@ -1,7 +1,8 @@
 """A matrix product with weights that are packed once.
 
-On CPUs PyTorch's ``F.linear`` packs the weights again at every call, which costs two to three times the product itself for the
-few rows of a decode step. oneDNN's operator takes them packed; it is what PyTorch's own compiler emits for frozen weights.
+On CPUs PyTorch's ``F.linear`` packs the weights again at every call, which for the few rows of a decode step costs two
+to three times the product itself. oneDNN's operator takes them packed; it is what PyTorch's own compiler emits for
+frozen weights.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _ROWS_HINT = 64  # rows the packing is chosen for; it serves every number of row
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     """Return x ↦ x · weightᵀ + bias for weight (out, in); packed where that is available (float32 on CPU)."""
-    if weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+    if weight.device.type == "cpu" and weight.dtype == torch.float32 and torch._C._has_mkldnn:
         return _PackedLinear(weight, bias)
     return _PlainLinear(weight, bias)
 

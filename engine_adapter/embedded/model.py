@@ -1,7 +1,7 @@
 """The forward pass of a Llama-family model over a flattened batch of tokens, with KV in pages.
 
-One step mixes any number of sequences, each with one token (decode) or many (prefill); everything but attention treats them
-alike. Logits are computed only where a token will be sampled.
+One step mixes any number of sequences, each with one token (decode) or many (prefill); everything but attention treats
+them alike. Logits are computed only where a token will be sampled.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class LlamaModel:
             rotated = _rotate(qkv[:, : config.heads + config.kv_heads], cos, sin)
             q, k = rotated[:, : config.heads], rotated[:, config.heads :]
         else:
-            q, k, _ = qkv.split([config.heads, config.kv_heads, config.kv_heads], 1)
+            q, k, _ = torch.split(qkv, [config.heads, config.kv_heads, config.kv_heads], 1)
             q = _rotate(self._rms_norm(q, layer.query_norm), cos, sin)
             k = _rotate(self._rms_norm(k, layer.key_norm), cos, sin)
         mixed = plan.attend(index, q, k, qkv[:, config.heads + config.kv_heads :])

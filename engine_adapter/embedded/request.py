@@ -16,7 +16,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 class SamplingParams:
     """How tokens are chosen and when to stop. ``temperature`` 0 is greedy; a ``seed`` makes sampling repeatable.
 
-    ``max_tokens`` counts output tokens. A stop token ends the output and is itself delivered (it was computed and is billed).
+    ``max_tokens`` counts output tokens. A stop token ends the output and is itself delivered, as it is
+    billed.
     """
 
     max_tokens: int
@@ -28,7 +29,7 @@ class SamplingParams:
 
 
 class Constraint(Protocol):
-    """The state of a grammar for one sequence. Used from the engine's thread only; whatever it raises ends its request."""
+    """The state of a grammar for one sequence. Used on the engine's thread only; what it raises ends its request."""
 
     def mask(self) -> torch.Tensor | None:
         """Return the allowed next tokens as bool of shape (vocab,), or ``None`` where everything is allowed."""
@@ -43,7 +44,7 @@ class Constraint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt to continue. ``salt`` separates its pages from every other salt's; a higher ``priority`` goes first."""
+    """One prompt to continue. Pages are shared under equal ``salt`` only; a higher ``priority`` goes first."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -85,15 +86,15 @@ Sink = Callable[[GenerationEvent], None]
 class EngineLoad:
     """The engine at one moment, and its counters since it started. All of one snapshot."""
 
-    running: int                     # requests in the batch
-    waiting: int                     # requests that wait for admission or for pages on their way
-    waiting_uncached_tokens: int     # prompt tokens still to be computed, of everybody
-    used_tokens: int                 # token slots of device pages that a request holds
-    total_tokens: int                # token slots of the device tier
-    requests: int                    # accepted so far
-    finished: dict[str, int]         # by reason
+    running: int  # requests in the batch
+    waiting: int  # requests that wait for admission or for pages on their way
+    waiting_uncached_tokens: int  # prompt tokens still to be computed, of everybody
+    used_tokens: int  # token slots of device pages that a request holds
+    total_tokens: int  # token slots of the device tier
+    requests: int  # accepted so far
+    finished: dict[str, int]  # by reason
     preemptions: int
     steps: int
     prompt_tokens: int
-    hit_tokens: tuple[int, int, int, int]   # device, host, disk, pool
+    hit_tokens: tuple[int, int, int, int]  # device, host, disk, pool
     generated_tokens: int
