@@ -1,0 +1,205 @@
+"""What an engine without events probably holds: predicted from what was routed to it, corrected by what it reports.
+
+The prediction is fed into the same index as everybody's knowledge (``Tier.DEVICE``, marked ``Knowledge.STALE``, which
+means "a prediction at best"), rather than answering matches itself. That is the simpler of the two: routing asks one
+structure about all instances, and engines that have the same blocks share their memory there.
+
+The model is an LRU cache over prefixes, as real engines keep one: a prompt that was computed is resident, the block
+used longest ago goes first, of one prompt the suffix before the prefix. Its capacity is not believed but learned.
+Each answer tells how many prompt tokens were cached:
+
+* Fewer than predicted: the first missing block was evicted, hence everything that was used before it was too. All of
+  that is forgotten, and the capacity moves halfway down to the number of blocks that had been used since. Halfway,
+  because an engine that was flushed behind our back looks the same for one answer. Under a true LRU engine the
+  estimate never falls below the real capacity, and about log2 of the excess of such answers suffices.
+* More than predicted: it remembers longer than we do. The capacity grows by what was found, up to a limit that bounds
+  our memory.
+
+Tokens that the engine generated also take up its memory; they appear here as a smaller learned capacity.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, groupby, takewhile
+
+import numpy as np
+
+from kvstore.page import Tier
+from radix_index.base import Hashes, Knowledge, PrefixIndex
+
+
+@dataclass(slots=True)
+class PredictionStats:
+    """How good the predictions were, over the answers that reported cached tokens. Errors: predicted less reported."""
+
+    answers: int = 0
+    exact: int = 0
+    error_tokens: int = 0
+    absolute_error_tokens: int = 0
+    shortened: int = 0  # answers that reported less than predicted
+    extended: int = 0  # answers that reported more
+
+    @property
+    def mean_error_tokens(self) -> float:
+        """The mean signed error; above 0 when too much is predicted."""
+        return self.error_tokens / self.answers if self.answers else 0.0
+
+    @property
+    def exact_share(self) -> float:
+        """The share of answers whose cached blocks were predicted exactly."""
+        return self.exact / self.answers if self.answers else 0.0
+
+
+@dataclass(slots=True)
+class Expectation:
+    """What was expected of one request when it was routed. ``uses``: runs of (blocks, when they were last used)."""
+
+    hashes: list[int]
+    prompt_tokens: int
+    blocks: int
+    uses: list[tuple[int, int]]
+    life: int
+    known_blocks: int = 0
+    is_computed: bool = False
+
+    def last_use_of(self, position: int) -> int:
+        """Return when the block at this position, one of those expected, had been used last."""
+        ends = accumulate(blocks for blocks, _ in self.uses)
+        return next(use for end, (_, use) in zip(ends, self.uses, strict=True) if position < end)
+
+
+@dataclass(slots=True)
+class PredictedResidency:
+    """One engine's predicted device cache. At most ``limit_tokens`` (default: twice the capacity) are remembered.
+
+    For each request: ``expect`` when it is routed, ``computed`` at its first token, ``answered`` when its usage is
+    known; an answer that never comes needs no call. Every call is O(blocks of the prompt), forgetting is paid for by
+    the blocks that came.
+    """
+
+    index: PrefixIndex
+    instance: str
+    block_size: int
+    capacity_tokens: int
+    limit_tokens: int | None = None
+    pool: str | None = None
+    stats: PredictionStats = field(default_factory=PredictionStats, init=False)
+    capacity_blocks: int = field(init=False)  # as learned so far
+    limit_blocks: int = field(init=False)
+    _used: OrderedDict[int, int] = field(default_factory=OrderedDict, init=False)  # block → last use; oldest first
+    _clock: int = field(default=0, init=False)
+    _life: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        limit = 2 * self.capacity_tokens if self.limit_tokens is None else self.limit_tokens
+        self.limit_blocks = limit // self.block_size
+        self.capacity_blocks = min(self.capacity_tokens // self.block_size, self.limit_blocks)
+        self.index.add_instance(self.instance, block_size=self.block_size, pool=self.pool)
+        self.index.set_knowledge(self.instance, Knowledge.STALE)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks predicted to be resident now."""
+        return len(self._used)
+
+    def expect(self, hashes: Hashes, prompt_tokens: int) -> Expectation:
+        """A prompt with these full blocks is about to be sent there."""
+        blocks = hashes.tolist() if isinstance(hashes, np.ndarray) else list(hashes)
+        run = self._leading_uses(blocks)
+        uses = [(sum(1 for _ in group), use) for use, group in groupby(run)]
+        return Expectation(blocks, prompt_tokens, len(run), uses, self._life)
+
+    def computed(self, expectation: Expectation) -> None:
+        """Its first token came, so the whole prompt is resident. Idempotent."""
+        if expectation.is_computed or expectation.life != self._life:
+            return
+        expectation.is_computed = True
+        expectation.known_blocks = len(self._leading_uses(expectation.hashes))
+        self._touch(expectation.hashes)
+
+    def answered(self, expectation: Expectation, cached_tokens: int | None) -> None:
+        """Its usage is known. ``None``: the engine does not tell, so nothing can be learned."""
+        if expectation.life != self._life:
+            return
+        self.computed(expectation)
+        if cached_tokens is None:
+            return
+        usable = max(expectation.prompt_tokens - 1, 0) // self.block_size  # the last token is always computed
+        predicted = min(expectation.blocks, usable)
+        reported = min(cached_tokens // self.block_size, len(expectation.hashes))
+        self._count(predicted, reported, cached_tokens)
+        if reported < predicted:
+            self._shorten(expectation, reported)
+        elif reported > max(predicted, min(expectation.known_blocks, usable)):
+            self._extend(reported - min(expectation.known_blocks, usable), expectation.hashes)
+
+    def restarted(self) -> None:
+        """The engine lost its cache. What is still on its way from its former life is ignored."""
+        self._life += 1
+        self._used.clear()
+        self.capacity_blocks = min(self.capacity_tokens // self.block_size, self.limit_blocks)
+        self.index.cleared(self.instance, (Tier.DEVICE,))
+
+    def check(self) -> None:
+        """Verify the bounds and the order of ages; raises ``AssertionError``. O(blocks)."""
+        assert len(self._used) <= max(self.capacity_blocks, 0) <= self.limit_blocks
+        uses = list(self._used.values())
+        assert uses == sorted(uses)
+
+    def _leading_uses(self, hashes: Sequence[int]) -> list[int]:
+        """Return when each block of the leading resident run was last used."""
+        run = []
+        for block in hashes:
+            use = self._used.get(block)
+            if use is None:
+                break
+            run.append(use)
+        return run
+
+    def _touch(self, hashes: Sequence[int]) -> None:
+        """The blocks are used now, the last one first, so that suffixes are older than their prefixes."""
+        self._clock += 1
+        for block in reversed(hashes):
+            self._used[block] = self._clock
+            self._used.move_to_end(block)
+        self.index.stored(self.instance, Tier.DEVICE, hashes)
+        self._trim()
+
+    def _trim(self) -> None:
+        self._forget(len(self._used) - self.capacity_blocks)
+
+    def _forget(self, count: int) -> None:
+        """Forget so many blocks, the oldest first."""
+        if count > 0:
+            gone = [self._used.popitem(last=False)[0] for _ in range(count)]
+            self.index.removed(self.instance, Tier.DEVICE, gone)
+
+    def _count(self, predicted: int, reported: int, cached_tokens: int) -> None:
+        error = predicted * self.block_size - cached_tokens
+        if predicted == reported:
+            error = 0  # tokens beyond the last full block are nobody's mistake
+        self.stats.answers += 1
+        self.stats.exact += predicted == reported
+        self.stats.error_tokens += error
+        self.stats.absolute_error_tokens += abs(error)
+        self.stats.shortened += reported < predicted
+        self.stats.extended += reported > predicted
+
+    def _shorten(self, expectation: Expectation, reported: int) -> None:
+        """The block after ``reported`` was gone: so is all that was last used when it was, or before."""
+        last_use = expectation.last_use_of(reported)
+        self._forget(sum(1 for _ in takewhile(lambda use: use <= last_use, self._used.values())))
+        brought = len(expectation.hashes) - reported
+        newer = max(len(self._used) - brought, len(expectation.hashes))
+        if newer < self.capacity_blocks:
+            self.capacity_blocks = (self.capacity_blocks + newer) // 2
+            self._trim()
+
+    def _extend(self, found: int, hashes: Sequence[int]) -> None:
+        """Blocks that we had forgotten were still there."""
+        self.capacity_blocks = min(self.capacity_blocks + found, self.limit_blocks)
+        if any(block not in self._used for block in hashes):
+            self._touch(hashes)
