@@ -60,7 +60,7 @@ def json_grammar(schema: Mapping[str, object] | None, *, param: str = "response_
 
 
 def tool_grammar(tools: Sequence[ToolSchema], *, max_calls: int) -> Grammar:
-    """Return the grammar of one to ``max_calls`` calls of these tools, in the form of ``toolcalls``. Raises as above."""
+    """Return the grammar of one to ``max_calls`` calls of these tools, in the form of ``toolcalls``."""
     rules, names = [], []
     for index, tool in enumerate(tools):
         opening, closing = json.dumps(call_opening(tool.name)), json.dumps(call_closing())
