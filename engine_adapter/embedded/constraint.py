@@ -133,7 +133,7 @@ class GrammarCompiler:
             raise RequestError(f"the schema cannot be used: {reason}", param=grammar.param, code="invalid_schema")
         with self._lock:
             self._compiled[grammar.lark] = matcher
-            if len(self._compiled) > MAX_REMEMBERED:
+            while len(self._compiled) > MAX_REMEMBERED:
                 self._compiled.popitem(last=False)
         return TokenConstraint(matcher.deep_copy())
 
