@@ -52,7 +52,8 @@ class Instance:
     def __init__(self, spec: InstanceSpec, rates: Rates) -> None:
         self.spec = spec
         self.rates = rates
-        self.load = Load()
+        self._idle = asyncio.Event()
+        self.load = Load(on_idle=self._idle.set)
         self.facts: InstanceFacts | None = None
         self.is_healthy = False
         self.is_draining = False
@@ -74,6 +75,12 @@ class Instance:
     def takes_requests(self) -> bool:
         """Whether new requests may go there."""
         return self.is_healthy and not self.is_draining
+
+    async def until_idle(self) -> None:
+        """Wait until no request is there any more."""
+        while self.load.running:
+            self._idle.clear()
+            await self._idle.wait()
 
     @property
     def knowledge(self) -> Knowledge | None:

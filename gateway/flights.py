@@ -13,7 +13,8 @@ class Flights:
     def __init__(self) -> None:
         self._scopes: set[asyncio.Timeout] = set()
         self._landed = asyncio.Event()
-        self.is_draining = False
+        self.is_leaving = False  # readiness fails, requests are still taken
+        self.is_draining = False  # requests are refused
 
     @property
     def count(self) -> int:

@@ -12,7 +12,7 @@ next decision sees it, and is released exactly once.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -173,9 +173,10 @@ def _candidate(view: InstanceView, prompt_tokens: int) -> Candidate:
 class Load:
     """What was routed to one instance and is not answered yet. ``queued_tokens``: prompts with no first token yet."""
 
-    __slots__ = ("queued_tokens", "running")
+    __slots__ = ("on_idle", "queued_tokens", "running")
 
-    def __init__(self) -> None:
+    def __init__(self, on_idle: Callable[[], None] | None = None) -> None:
+        self.on_idle = on_idle
         self.queued_tokens = 0
         self.running = 0
 
@@ -206,6 +207,8 @@ class Reservation:
         if self._running:
             self._running = False
             self._load.running -= 1
+            if not self._load.running and self._load.on_idle is not None:
+                self._load.on_idle()
 
 
 def total(loads: Iterable[Load]) -> tuple[int, int]:

@@ -48,7 +48,8 @@ class ServerSettings(_Strict):
     port: Annotated[int, Field(ge=0, le=65_535)] = 8400  # 0: any free one, told in the log
     body_cap_bytes: Count = 64 << 20
     answer_cap_bytes: Count = 64 << 20
-    drain_limit_s: Seconds = 30.0
+    drain_grace_s: Annotated[float, Field(ge=0, le=300)] = 0.0  # still taking requests, for balancers to see /readyz
+    drain_limit_s: Seconds = 30.0  # then for requests in flight to end
 
 
 class StreamSettings(_Strict):

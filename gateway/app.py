@@ -1,0 +1,256 @@
+"""The composition root: every part is made, started, handed to the others, and brought down here, in this order:
+
+home → pool → ledger, traces → client → engines, fleet → edge;  and on SIGTERM: readiness fails → new requests stop →
+streams finish, up to a limit → what is left is cut with an error → edge, engines, pool, ledger, traces, spans close.
+A second signal ends the process at once; what was billed is safe then too, since the ledger's journal survives that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from billing.ledger import Ledger
+from billing.prices import PriceBook
+from engine_adapter.embedded.launch import EmbeddedProcess
+from engine_adapter.http import AiohttpClient
+from gateway import assembly
+from gateway.admin import Admin
+from gateway.attempt import Attempter
+from gateway.dispatch import Dispatcher
+from gateway.errors import SettingsError
+from gateway.fleet import Fleet, HealthOptions, Instance
+from gateway.flights import Flights
+from gateway.gauges import StateCollector
+from gateway.home import claimed
+from gateway.http import Edge, EdgeOptions, make_app
+from gateway.models import ModelDirectory
+from gateway.pipeline import Pipeline
+from gateway.prompts import PromptBook
+from gateway.recorder import Recorder
+from gateway.routing import POLICIES
+from gateway.settings import Settings
+from radix_index.index import RadixIndex
+from tracing.export import SpanExport, otlp_exporter
+from tracing.metrics import Metrics
+from tracing.runs import RunLinker
+from tracing.store import TraceStore
+
+_log = logging.getLogger(__name__)
+_LAST_WORDS_S = 5.0
+_FLUSH_S = 5.0
+_RESTORED_RECORDS = 10_000
+
+
+@dataclass(slots=True)
+class Gateway:
+    """A gateway that serves. ``url`` is where."""
+
+    url: str
+    flights: Flights
+    fleet: Fleet
+    index: RadixIndex
+    ledger: Ledger
+    traces: TraceStore
+    metrics: Metrics
+    processes: dict[str, EmbeddedProcess] = field(default_factory=dict)
+
+
+async def serve(settings: Settings, on_listening: Callable[[Gateway], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. Raises ``SettingsError``, ``LaunchError``, ``BillingError`` …"""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(130)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        async with running(settings) as gateway:
+            if on_listening is not None:
+                on_listening(gateway)
+            await stop.wait()
+            _log.info("going down: %d requests in flight", gateway.flights.count)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Gateway]:
+    """Be a whole gateway within the block; leaving it drains. Fails with the first error of a part that must live."""
+    async with AsyncExitStack() as stack:
+        stack.enter_context(claimed(settings.home))
+        pool_url = await _pool(settings, stack) if settings.runs_embedded else None
+        book = PriceBook.default() if settings.billing.prices is None else PriceBook.load(settings.billing.prices)
+        ledger = Ledger(settings.ledger_path).start()
+        stack.push_async_callback(asyncio.to_thread, ledger.close, _FLUSH_S)
+        ledger.register(book)
+        traces = TraceStore(settings.trace_path)
+        stack.push_async_callback(asyncio.to_thread, traces.close, _FLUSH_S)
+        spans = _spans(settings)
+        if spans is not None:
+            stack.push_async_callback(asyncio.to_thread, spans.close, _FLUSH_S)
+        client = await stack.enter_async_context(AiohttpClient())
+        prompts = PromptBook()
+        stack.callback(prompts.close)
+
+        launches = assembly.launch_specs(settings, pool_url) if settings.runs_embedded else []
+        processes = {launch.id: EmbeddedProcess(launch) for launch in launches}
+        index = RadixIndex(byte_budget=settings.routing.index_bytes)
+        flights, metrics, keys = Flights(), Metrics(), assembly.key_ring(settings)
+        fleet = Fleet(
+            [*map(assembly.embedded_spec, launches), *map(assembly.instance_spec, settings.instances)],
+            client=client,
+            index=index,
+            rates=assembly.rates(settings),
+            options=HealthOptions(settings.health.interval_s, settings.health.timeout_s),
+            on_described=lambda instance: _load_tokenizers(instance, models, prompts, settings),
+        )
+        models = ModelDirectory(assembly.model_options(settings), fleet.models)
+        linker = RunLinker()
+        linker.restore(await asyncio.to_thread(traces.recent, _RESTORED_RECORDS))
+        recorder = Recorder(book=book, ledger=ledger, traces=traces, metrics=metrics, spans=spans)
+        StateCollector(fleet, flights, index, ledger).register(metrics.registry)
+        pipeline = Pipeline(
+            keys=keys,
+            models=models,
+            linker=linker,
+            prompts=prompts,
+            dispatcher=Dispatcher(fleet, index, POLICIES[settings.routing.policy](), settings.routing.seed),
+            attempter=Attempter(client, fleet, linker, assembly.attempt_options(settings)),
+            recorder=recorder,
+            flights=flights,
+            max_attempts=settings.retry.attempts,
+        )
+        readiness = _Readiness(flights, fleet, recorder, waits_for=len(processes) or 1)
+        admin = Admin(
+            keys=keys,
+            fleet=fleet,
+            traces=traces,
+            render_metrics=metrics.render,
+            why_not_ready=readiness.why_not,
+            restarts={name: process.restart for name, process in processes.items()},
+        )
+        edge_options = EdgeOptions(body_cap_bytes=settings.server.body_cap_bytes)
+        app = make_app(edge_options)
+        app.add_routes(Edge(pipeline, keys, models, edge_options).routes())
+        app.add_routes(admin.routes())
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(fleet.run(), name="fleet")]
+            for name, process in processes.items():
+                was_ready = _ever_healthy(fleet.instances[name])
+                tasks.append(group.create_task(process.run(was_ready), name=f"engine {name}"))
+            try:
+                async with _listening(app, settings) as (runner_url, stop_listening):
+                    yield Gateway(runner_url, flights, fleet, index, ledger, traces, metrics, processes)
+                    await _drain(flights, settings, stop_listening)
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+
+async def _drain(flights: Flights, settings: Settings, stop_listening: Callable[[], object]) -> None:
+    flights.is_leaving = True
+    await asyncio.sleep(settings.server.drain_grace_s)
+    flights.is_draining = True
+    stop_listening()
+    if not await flights.drain(settings.server.drain_limit_s):
+        _log.warning("%d requests are cut at the drain limit", flights.count)
+        flights.cut_all()
+        await flights.drain(_LAST_WORDS_S)
+
+
+@asynccontextmanager
+async def _listening(app: web.Application, settings: Settings) -> AsyncIterator[tuple[str, Callable[[], object]]]:
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_LAST_WORDS_S)
+    await runner.setup()
+    host, port = settings.server.host, settings.server.port
+    assert runner.server is not None
+    try:
+        try:
+            server = await asyncio.get_running_loop().create_server(runner.server, host, port, backlog=1024)
+        except OSError as error:
+            raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        shown = f"[{host}]" if ":" in host else host
+        try:
+            yield f"http://{shown}:{server.sockets[0].getsockname()[1]}", server.close
+        finally:
+            server.close()
+    finally:
+        await runner.cleanup()
+
+
+class _Readiness:
+    """Ready once as many instances as are our own (or one) took requests; then while at least one does."""
+
+    def __init__(self, flights: Flights, fleet: Fleet, recorder: Recorder, waits_for: int) -> None:
+        self._flights, self._fleet, self._recorder, self._waits_for = flights, fleet, recorder, waits_for
+        self._has_started = False
+
+    def why_not(self) -> str | None:
+        """Return why requests should go elsewhere, ``None`` when they are welcome."""
+        if self._flights.is_leaving or self._flights.is_draining:
+            return "draining"
+        if self._recorder.ledger_failed:
+            return "the ledger takes no rows"
+        up = sum(instance.takes_requests for instance in self._fleet.instances.values())
+        self._has_started = self._has_started or up >= self._waits_for
+        if not self._has_started:
+            return f"starting: {up} of {self._waits_for} instances are up"
+        return None if up else "no instance takes requests"
+
+
+def _ever_healthy(instance: Instance) -> Callable[[], bool]:
+    return lambda: instance.facts is not None
+
+
+async def _pool(settings: Settings, stack: AsyncExitStack) -> str | None:
+    """Return the pool's URL, starting a server of our own where none is named. Without one, engines run without."""
+    embedded = settings.embedded
+    if not embedded.pool_bytes:
+        return None
+    if embedded.pool_url is not None:
+        return embedded.pool_url
+    from kvstore.errors import MediumError
+    from kvstore.tiers.pool_server import PoolServer
+
+    server = PoolServer(max_bytes=embedded.pool_bytes)
+    try:
+        await asyncio.to_thread(server.start)
+    except MediumError as error:
+        _log.warning("there is no pool tier: %s", error)
+        return None
+    stack.push_async_callback(asyncio.to_thread, server.stop)
+    return server.url
+
+
+def _spans(settings: Settings) -> SpanExport | None:
+    endpoint = settings.tracing.otlp_endpoint
+    return None if endpoint is None else SpanExport(otlp_exporter(endpoint))
+
+
+async def _load_tokenizers(instance: Instance, models: ModelDirectory, prompts: PromptBook, settings: Settings) -> None:
+    for model in instance.models:
+        options = models.options(model)
+        path = instance.facts.model_path if instance.facts is not None else None
+        try:
+            folder = await asyncio.to_thread(assembly.tokenizer_folder, options.tokenizer, path)
+        except ImportError as error:
+            _log.warning("the tokenizer of %s needs the extra 'embedded': %s", model, error)
+            continue
+        if folder is not None:
+            await prompts.load(model, folder, options.template or settings.embedded.template)
+        elif options.tokenizer != "none":
+            _log.warning("%s: no tokenizer on this machine; its requests are routed by load alone", model)

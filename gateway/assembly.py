@@ -1,0 +1,147 @@
+"""From settings to the values that the parts are made of. Nothing is started or opened here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from engine_adapter.base import EngineAdapter
+from engine_adapter.embedded.launch import LaunchSpec, free_port
+from engine_adapter.openai_compatible import OpenAICompatible
+from engine_adapter.sglang import Sglang
+from gateway.attempt import AttemptOptions
+from gateway.fleet import InstanceSpec
+from gateway.identity import Key, KeyRing, digest_of
+from gateway.models import ModelOptions
+from gateway.relay import RelayOptions
+from gateway.routing import Rates
+from gateway.settings import InstanceSettings, Settings
+from tracing.record import Identity
+
+POOL_ID = "keepwarm"
+"""The name under which all embedded instances of a gateway share their pool."""
+
+
+def key_ring(settings: Settings) -> KeyRing:
+    """Return the keys; secrets in the settings are hashed here and go no further."""
+    return KeyRing(
+        Key(
+            digest=key.sha256 or digest_of(key.secret.get_secret_value() if key.secret is not None else ""),
+            identity=Identity(tenant=key.tenant, team=key.team, key_id=key.id),
+            models=None if key.models is None else frozenset(key.models),
+            is_admin=key.admin,
+        )
+        for key in settings.keys
+    )
+
+
+def model_options(settings: Settings) -> list[ModelOptions]:
+    """Return what is configured of the models."""
+    return [
+        ModelOptions(m.name, m.aliases, m.tokenizer, m.template, counts_checked=m.usage_counts == "checked")
+        for m in settings.models
+    ]
+
+
+def adapter_of(name: str) -> EngineAdapter:
+    """Return the adapter that the settings name. The embedded engine answers on SGLang's surface."""
+    return OpenAICompatible() if name == "openai" else Sglang()
+
+
+def instance_spec(settings: InstanceSettings) -> InstanceSpec:
+    """Return one engine that runs already."""
+    secret = settings.api_key.get_secret_value() if settings.api_key is not None else None
+    return InstanceSpec(
+        id=settings.id,
+        url=settings.url,
+        adapter=adapter_of(settings.adapter),
+        headers={} if secret is None else {"authorization": f"Bearer {secret}"},
+        models=settings.models,
+        pool=settings.pool,
+        follows_events=settings.events == "auto",
+    )
+
+
+def launch_specs(settings: Settings, pool_url: str | None) -> list[LaunchSpec]:
+    """Return the engines to start: host memory and disk are each one's own, the pool is shared."""
+    embedded = settings.embedded
+    count = embedded.instances
+    threads = embedded.threads or max((os.cpu_count() or 1) // count, 1)
+    specs = []
+    for number in range(count):
+        identity = f"embedded-{number}"
+        folder = settings.home / "instances" / identity
+        flags: dict[str, object] = {
+            "model": embedded.model,
+            "device-tokens": embedded.device_tokens,
+            "host-bytes": embedded.host_bytes,
+            "page-tokens": embedded.page_tokens,
+            "threads": threads,
+        }
+        if embedded.disk_bytes:
+            flags |= {"disk-path": folder / "disk", "disk-bytes": embedded.disk_bytes}
+        if pool_url is not None:
+            flags |= {"pool-url": pool_url, "pool-bytes": embedded.pool_bytes, "pool-id": POOL_ID}
+        if embedded.served_model_name is not None:
+            flags["served-model-name"] = embedded.served_model_name
+        if embedded.template is not None:
+            flags["template"] = embedded.template
+        words = tuple(word for name, value in flags.items() for word in (f"--{name}", str(value)))
+        specs.append(
+            LaunchSpec(
+                id=identity,
+                port=embedded.ports[number] if embedded.ports else free_port(),
+                log_path=settings.home / "logs" / f"{identity}.log",
+                arguments=(*words, *embedded.arguments),
+            )
+        )
+    return specs
+
+
+def embedded_spec(launch: LaunchSpec) -> InstanceSpec:
+    """Return an engine of our own as an instance."""
+    return InstanceSpec(id=launch.id, url=launch.url, adapter=Sglang())
+
+
+def rates(settings: Settings) -> Rates:
+    """Return where learning starts."""
+    routing = settings.routing
+    return Rates(
+        prefill=routing.prefill_tokens_per_s,
+        host=routing.host_tokens_per_s,
+        disk=routing.disk_tokens_per_s,
+        pool=routing.pool_tokens_per_s,
+    )
+
+
+def attempt_options(settings: Settings) -> AttemptOptions:
+    """Return the limits of an attempt."""
+    stream = settings.stream
+    return AttemptOptions(
+        relay=RelayOptions(
+            heartbeat_s=stream.heartbeat_s,
+            first_byte_timeout_s=stream.first_byte_timeout_s,
+            idle_timeout_s=stream.idle_timeout_s,
+            client_stall_s=stream.client_stall_s,
+            event_cap_bytes=stream.event_cap_bytes,
+        ),
+        answer_cap_bytes=settings.server.answer_cap_bytes,
+    )
+
+
+def tokenizer_folder(option: str, model_path: str | None) -> Path | None:
+    """Return the folder that a model's tokenizer is read from, ``None`` where there is none to read.
+
+    May take long for ``"default"``, which fetches the default model. Raises ``ImportError`` where that needs an extra.
+    """
+    if option == "none":
+        return None
+    if option == "default":
+        from engine_adapter.embedded.weights import ensure_default_model  # the extra 'embedded'
+
+        return ensure_default_model()
+    if option != "auto":
+        return Path(option)
+    if model_path is None or not (Path(model_path) / "tokenizer.json").is_file():
+        return None
+    return Path(model_path)

@@ -1,0 +1,70 @@
+"""The command ``keepwarm``: one sub-command a module of ``gateway.commands``, imported only when it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Protocol, cast
+
+COMMANDS = {
+    "serve": "run the gateway (with no settings at all: with an embedded engine)",
+    "check": "validate the settings and try every connection they name",
+    "demo": "run a real agent through a gateway with two embedded engines and show what happened",
+    "report": "show what was spent and saved, from the ledger",
+    "trace": "list, show and export agent runs, from the trace store",
+    "prices": "check and show price books",
+    "key": "make an API key and the settings entry for it",
+}
+
+_EPILOG = """\
+keepwarm stands between agents and inference engines. Agents use http://HOST:PORT/v1 as their OpenAI
+base URL; keepwarm sends each request where its prefix is warm, and bills and traces it.
+
+  keepwarm serve                          one embedded engine on this machine, http://127.0.0.1:8400
+  keepwarm serve --config keepwarm.toml   in front of the engines that the file names
+  keepwarm check --config keepwarm.toml   is the file right, and is everybody there?
+
+Settings come from the file, from the environment (KEEPWARM_SERVER__PORT=8400) and from flags; later ones win.
+State lies in the folder 'home' of the settings: $KEEPWARM_HOME, by default ~/.keepwarm.
+"""
+
+
+class Command(Protocol):
+    """A module of ``gateway.commands``."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the command's arguments."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do it; return the exit status."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; return the exit status (2: it was not understood)."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    asked = next((word for word in words if not word.startswith("-")), None)
+    parser = argparse.ArgumentParser(
+        prog="keepwarm", description="A caching gateway for agents.", epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"keepwarm {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    chosen: Command | None = None
+    for name, text in COMMANDS.items():
+        sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        if name == asked:
+            chosen = cast(Command, importlib.import_module(f"gateway.commands.{name}"))
+            chosen.add_arguments(sub)
+    args = parser.parse_args(words)
+    assert chosen is not None  # argparse has refused every other word
+    return chosen.run(args)
+
+
+def _version() -> str:
+    try:
+        return version("keepwarm")
+    except PackageNotFoundError:
+        return "(not installed)"

