@@ -19,11 +19,11 @@ from pathlib import Path
 
 from tracing.errors import AmbiguousRunError, TraceStoreError
 from tracing.record import RequestRecord
-from tracing.store_lists import Money, RunFilter, RunSummary, condition_of, money, summary
+from tracing.store_lists import Money, RunFilter, RunSummary, StoreTotals, condition_of, summary, totals
 from tracing.store_schema import COLUMNS, SCHEMA_VERSION, Row, decode_record, row_of
 from tracing.store_writer import TraceStoreOptions, commit, forget_old, open_for_writing
 
-__all__ = ["Money", "RunFilter", "RunSummary", "TraceStore", "TraceStoreOptions", "TraceStoreStats"]
+__all__ = ["Money", "RunFilter", "RunSummary", "StoreTotals", "TraceStore", "TraceStoreOptions", "TraceStoreStats"]
 
 
 @dataclass(slots=True)
@@ -160,11 +160,10 @@ class TraceStore:
             rows = reader.execute("SELECT body FROM records ORDER BY seq DESC LIMIT ?", (limit,)).fetchall()
         return [decode_record(row[0]) for row in reversed(rows)]
 
-    def totals(self, tenant: str | None = None) -> tuple[Money, ...]:
-        """Exact sums over every record of the store (or of one tenant), by currency."""
-        condition, values = ("tenant = ?", (tenant,)) if tenant is not None else ("1", ())
+    def totals(self, tenant: str | None = None, since_ns: int | None = None) -> StoreTotals:
+        """Exact sums over the records of a time span. Cost: every record in it."""
         with self._reading() as reader:
-            return money(reader, condition, values)
+            return totals(reader, tenant, since_ns)
 
     def count(self) -> int:
         """How many records are stored."""

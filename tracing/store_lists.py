@@ -37,6 +37,18 @@ class RunSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreTotals:
+    """Exact sums over all records of a time span, of runs or not."""
+
+    requests: int
+    runs: int
+    prompt_tokens: int
+    hit_tokens: tuple[int, int, int, int, int]  # device, host, disk, pool, unknown
+    output_tokens: int
+    money: tuple[Money, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RunFilter:
     """Which runs to list. Times bound the run's last request; ``text`` is part of a run id or an agent's name."""
 
@@ -106,6 +118,31 @@ def summary(reader: sqlite3.Connection, tenant: str, run_id: str) -> RunSummary:
         ttft_p50_ns=median[0] if median else None,
         money=money(reader, "tenant = ? AND run_id = ?", values),
     )
+
+
+def totals(reader: sqlite3.Connection, tenant: str | None, since_ns: int | None) -> StoreTotals:
+    """The sums over one tenant's or everybody's records since a moment."""
+    conditions = ["1"]
+    values: list[object] = []
+    for each, value in (("tenant = ?", tenant), ("arrived_ns >= ?", since_ns)):
+        if value is not None:
+            conditions.append(each)
+            values.append(value)
+    condition = " AND ".join(conditions)
+    requests, prompt, *hits, output = reader.execute(
+        "SELECT count(*), sum(prompt_tokens), sum(hit_device_tokens), sum(hit_host_tokens), sum(hit_disk_tokens),"
+        f" sum(hit_pool_tokens), sum(hit_unknown_tokens), sum(output_tokens) FROM records WHERE {condition}",
+        values,
+    ).fetchone()
+    runs = reader.execute(
+        f"SELECT count(*) FROM (SELECT DISTINCT tenant, run_id FROM records WHERE run_id IS NOT NULL AND {condition})",
+        values,
+    ).fetchone()[0]
+    device, host, disk, pool, unknown = (tokens or 0 for tokens in hits)
+    return StoreTotals(
+        requests, runs, prompt or 0, (device, host, disk, pool, unknown), output or 0,
+        money(reader, condition, tuple(values)),
+    )  # fmt: skip
 
 
 def money(reader: sqlite3.Connection, condition: str, values: tuple[object, ...]) -> tuple[Money, ...]:
