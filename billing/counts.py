@@ -16,12 +16,15 @@ from typing import NamedTuple
 
 from tracing.record import HitSource, Usage, UsageSource
 
+#: Beyond this a number is no token count, whatever it is.
+MAX_COUNT = 10**9
+
 
 class ProblemCode(StrEnum):
     """What was wrong with a usage object. The set is closed: it labels a counter."""
 
     MISSING = "missing"  # a count that the bill needs is not there
-    NOT_A_COUNT = "not_a_count"  # a field holds no integer, or a negative one
+    NOT_A_COUNT = "not_a_count"  # a field holds no integer, or one that is no count of tokens
     HITS_EXCEED_PROMPT = "hits_exceed_prompt"
     WRITES_EXCEED_PROMPT = "writes_exceed_prompt"
     REASONING_EXCEEDS_OUTPUT = "reasoning_exceeds_output"
@@ -106,13 +109,13 @@ class Counts:
         self.problems.append(UsageProblem(code, detail))
 
     def read(self, source: Mapping[str, object] | None, field: str) -> int | None:
-        """Return the count in ``field``, or ``None`` where it is absent, null, negative or no integer."""
+        """Return the count in ``field``, or ``None`` where it is absent, null, negative, absurd or no integer."""
         value = None if source is None else source.get(field)
         if value is None:
             return None
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
             self.alarm(ProblemCode.NOT_A_COUNT, f"{field} is {value!r:.40}")
             return None
         return value

@@ -38,7 +38,7 @@ def _instant(value: datetime) -> datetime:
     return value
 
 
-Price = Annotated[Decimal, BeforeValidator(_no_float), Field(ge=0, le=10**9), AfterValidator(_exact)]
+Price = Annotated[Decimal, BeforeValidator(_no_float), Field(ge=0, le=10**6), AfterValidator(_exact)]
 Factor = Annotated[Decimal, BeforeValidator(_no_float), Field(ge=0, le=1000), AfterValidator(_exact)]
 Instant = Annotated[datetime, AfterValidator(_instant)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]

@@ -6,6 +6,7 @@ compute it again, and nothing of what was said in the request.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -138,7 +139,10 @@ def columns() -> tuple[str, ...]:
 
 
 def _json(value: Iterable[object] | Mapping[str, str]) -> str:
-    return msgspec.json.encode(value).decode()
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:  # half a surrogate pair, out of a client's JSON
+        return json.dumps(msgspec.to_builtins(value), ensure_ascii=False).encode("utf-8", "replace").decode()
 
 
 def row_values(record: RequestRecord) -> tuple[SqlValue, ...]:
@@ -196,6 +200,11 @@ def row_values(record: RequestRecord) -> tuple[SqlValue, ...]:
         _json(record.usage_problems),
         _json(record.labels),
     )
+
+
+def storable(values: tuple[SqlValue, ...]) -> tuple[SqlValue, ...]:
+    """Replace what UTF-8 has no bytes for (half of a surrogate pair) in a row's texts."""
+    return tuple(v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for v in values)
 
 
 def row_of(record: RequestRecord) -> LedgerRow:

@@ -66,9 +66,13 @@ def connect(path: Path) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         try:
+            if not _is_empty(connection):
+                _check(connection, path)  # before anything in another program's file is changed
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
-            _create(connection, path)
+            if _is_empty(connection):
+                _create(connection)
+            _check(connection, path)
         except (sqlite3.Error, LedgerError):
             connection.close()
             raise
@@ -94,11 +98,15 @@ def connect_readonly(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _create(connection: sqlite3.Connection, path: Path) -> None:
+def _is_empty(connection: sqlite3.Connection) -> bool:
+    return connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None
+
+
+def _create(connection: sqlite3.Connection) -> None:
     """Create the tables once, whoever of several processes is first."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+        if _is_empty(connection):
             script = _TABLES + "".join(
                 _TRIGGER.format(table=table, verb=verb)
                 for table in ("requests", "prices")
@@ -112,7 +120,6 @@ def _create(connection: sqlite3.Connection, path: Path) -> None:
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
-    _check(connection, path)
 
 
 def _statements(script: str) -> list[str]:

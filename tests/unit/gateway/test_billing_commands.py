@@ -1,0 +1,126 @@
+"""``keepwarm report`` and ``keepwarm prices``, as the command line runs them."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import sqlite3
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from billing.errors import ReportError
+from billing.ledger import Ledger
+from billing.prices import PriceBook
+from gateway.commands import prices, report
+from gateway.commands.report import parse_moment
+from tests.samples.billed import many
+
+
+def run(command: ModuleType, *arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return int(command.run(parser.parse_args(arguments)))
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> str:
+    path = tmp_path / "ledger.sqlite3"
+    with Ledger(path) as opened:
+        opened.register(PriceBook.default())
+        for record in many(30):
+            opened.append(record)
+    return str(path)
+
+
+class TestReport:
+    def test_json_and_csv_and_table_agree(self, ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run(report, "--ledger", ledger, "--by", "team,model", "--json") == 0
+        content = json.loads(capsys.readouterr().out)
+        assert run(report, "--ledger", ledger, "--by", "team,model", "--csv") == 0
+        lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+        assert [line["team"] for line in lines] == [entry["team"] for entry in content["groups"]]
+        assert sum(int(line["amount_nano"]) for line in lines) == content["totals"][0]["amount_nano"]
+        assert run(report, "--ledger", ledger) == 0
+        assert content["totals"][0]["amount"] in capsys.readouterr().out
+
+    def test_a_period_and_a_run(self, ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run(report, "--ledger", ledger, "--run", "run-2", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["totals"][0]["requests"] == 10
+        assert run(report, "--ledger", ledger, "--until", "2000-01-01", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["totals"] == []
+
+    def test_verify_tells_a_changed_amount(self, ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run(report, "--ledger", ledger, "--verify") == 0
+        assert "verified 30 rows: 0 faults" in capsys.readouterr().err
+        connection = sqlite3.connect(ledger)
+        connection.execute("DROP TRIGGER requests_no_UPDATE")
+        connection.execute("UPDATE requests SET amount_nano = amount_nano + 1 WHERE request_id = 'req-3'")
+        connection.commit()
+        connection.close()
+        assert run(report, "--ledger", ledger, "--verify") == 1
+        assert "req-3" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("wrong", [("--by", "colour"), ("--since", "yesterday")])
+    def test_a_wrong_word_is_told(
+        self, ledger: str, wrong: tuple[str, str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run(report, "--ledger", ledger, *wrong) == 1
+        assert wrong[1] in capsys.readouterr().err
+
+    def test_a_ledger_that_is_not_there(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run(report, "--ledger", str(tmp_path / "none")) == 1
+        assert "there is no ledger" in capsys.readouterr().err
+
+    def test_moments(self) -> None:
+        day = 86_400 * 10**9
+        assert parse_moment("1970-01-02", 0) == parse_moment("1970-01-02T02:00+02:00", 0) == day
+        assert parse_moment("1970-01-01T00:00:00.000001Z", 0) == 1000
+        assert parse_moment("2d", 5 * day) == 3 * day
+        with pytest.raises(ReportError):
+            parse_moment("2w", 0)
+
+
+class TestPrices:
+    def test_check(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
+        good.write_text('name = "g"\ncurrency = "USD"\n[[price]]\nmodels = ["m"]\nrates = { fresh = 1 }')
+        bad.write_text('name = "b"\ncurrency = "USD"\n[[price]]\nmodels = ["m"]\nrates = { frehs = 1 }')
+        assert run(prices, "check", str(good)) == 0
+        assert PriceBook.load(good).version in capsys.readouterr().out
+        assert run(prices, "check", str(bad), str(good)) == 1
+        told = capsys.readouterr()
+        assert "price[0].rates.frehs: there is no such key" in told.err
+        assert str(good) in told.out
+
+    def test_show(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run(prices, "show") == 0
+        assert "hit_pool     0.004" in capsys.readouterr().out
+        assert run(prices, "show", "--model", "SmolLM2", "--at", "2026-11-01") == 0
+        assert "hit_disk     0.003" in capsys.readouterr().out
+        assert run(prices, "show", "--model", "unknown") == 1
+        assert "unpriced: no_price" in capsys.readouterr().out
+
+    def test_verify_cases(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = tmp_path / "cases.json"
+        case = {
+            "ref": "one",
+            "shape": "openai",
+            "usage": {"prompt_tokens": 20212, "cached_tokens": 16298, "completion_tokens": 931},
+            "rates_per_mtok": {"input": "0.5", "read": "0.05", "output": "3"},
+            "right": "0.0055649",
+        }
+        path.write_text(json.dumps([case]))
+        assert run(prices, "verify-cases", str(path)) == 0
+        assert "1 of 1 cases agree" in capsys.readouterr().out
+        path.write_text(json.dumps([case, case | {"right": "0.0137139"}]))
+        assert run(prices, "verify-cases", str(path)) == 1
+        assert "0.0055649  WRONG, should be 0.0137139" in capsys.readouterr().out
+        path.write_text("[]")
+        assert run(prices, "verify-cases", str(path)) == 1
+        path.write_text("{")
+        assert run(prices, "verify-cases", str(path)) == 1
+        assert "cannot be read" in capsys.readouterr().err
