@@ -163,9 +163,9 @@ async def _next(response: UpstreamResponse, writer: StreamWriter, limit_s: float
 def _last(rest: bytes) -> list[bytes]:
     """Return the event at the very end of a stream whose blank line is missing, when it is whole all the same."""
     whole = rest.strip()
-    return (
-        [whole + b"\n\n"] if whole == b"data: [DONE]" or (whole.startswith(b"data:") and whole.endswith(b"}")) else []
-    )
+    if whole != b"data: [DONE]" and not (whole.startswith(b"data:") and whole.endswith(b"}")):
+        return []
+    return [rest if rest.endswith(b"\r\r") else whole + b"\n\n"]
 
 
 async def _end(

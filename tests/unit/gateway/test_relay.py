@@ -1,0 +1,234 @@
+"""Streams arrive whole for any cut, show what was asked for, and always end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine_adapter.errors import UpstreamBroken
+from engine_adapter.sglang import Sglang
+from gateway.errors import GatewayError
+from gateway.protocols.openai import AnswerReader
+from gateway.protocols.sse import EventCutter, EventTooLong
+from gateway.relay import ClientGone, RelayOptions, StreamWriter, relay
+from tests.scripted_engine import DONE, chunk, event, stream, usage, usage_chunk
+
+_DETAIL = {"sglext": {"cached_tokens_details": {"device": 3, "host": 1, "storage": 0, "storage_backend": "keepwarm"}}}
+_WORDS = ["Grüße, ", "世界 ", "🌍🌏", "\\n \u2028", "end"]
+_STREAM = b"".join(stream(_WORDS, cached=4, **_DETAIL))
+
+
+class FakeUpstream:
+    """Reads as a test wants them; then a clean end, a break, or silence."""
+
+    status = 200
+    headers: Mapping[str, str] = {}
+
+    def __init__(self, reads: Sequence[bytes], end: str = "clean") -> None:
+        self._reads, self._end = list(reads), end
+
+    async def read_some(self) -> bytes:
+        await asyncio.sleep(0)
+        if self._reads:
+            return self._reads.pop(0)
+        if self._end == "break":
+            raise UpstreamBroken("gone")
+        if self._end == "silence":
+            await asyncio.Event().wait()
+        return b""
+
+    async def read_all(self, limit_bytes: int) -> bytes:
+        raise NotImplementedError
+
+    def close(self) -> None: ...
+
+
+class FakeReply:
+    """What a client got."""
+
+    def __init__(self, *, stalls_after: int | None = None) -> None:
+        self.data, self.is_started, self.is_finished = b"", False, False
+        self._stalls_after = stalls_after
+
+    async def start(self, status: int, headers: Mapping[str, str]) -> None:
+        self.is_started = True
+
+    async def write(self, data: bytes) -> None:
+        self.data += data
+        if self._stalls_after is not None and len(self.data) > self._stalls_after:
+            await asyncio.Event().wait()
+
+    async def finish(self) -> None:
+        self.is_finished = True
+
+    async def send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        raise NotImplementedError
+
+
+async def _relayed(
+    reads: Sequence[bytes], end: str = "clean", *, asks: bool = False, options: RelayOptions | None = None
+) -> tuple[FakeReply, AnswerReader, GatewayError | None, list[str]]:
+    reply, calls = FakeReply(), list[str]()
+    reader = AnswerReader(Sglang(), shows_usage=asks, shows_detail=asks)
+    options = options or RelayOptions()
+    writer = StreamWriter(reply, options)
+    await writer.start({})
+    error = await relay(
+        FakeUpstream(reads, end), writer, reader, options, lambda: calls.append("output"), lambda: calls.append("done")
+    )
+    assert reply.is_finished
+    return reply, reader, error, calls
+
+
+def _relay(*args: object, **more: object) -> tuple[FakeReply, AnswerReader, GatewayError | None, list[str]]:
+    return asyncio.run(_relayed(*args, **more))  # type: ignore[arg-type]
+
+
+def _chunks(data: bytes) -> list[dict[str, object]]:
+    lines = [line[6:] for line in data.decode().split("\n\n") if line.startswith("data: ") and line != "data: [DONE]"]
+    return [json.loads(line) for line in lines]
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.integers(0, len(_STREAM)), max_size=40), st.sampled_from([b"\n\n", b"\r\n\r\n", b"\r\r"]), st.booleans()
+)
+def test_any_cut_gives_the_same_bytes_and_the_same_usage(cuts: list[int], ends: bytes, asks: bool) -> None:
+    data = _STREAM.replace(b"\n\n", ends)
+    whole, reader, error, _ = _relay([data], asks=asks)
+    places = sorted({0, len(data), *cuts})
+    cut, cut_reader, cut_error, _ = _relay([data[a:b] for a, b in pairwise(places)], asks=asks)
+    assert cut.data == whole.data
+    assert cut_reader.seen.usage == reader.seen.usage == usage(10, 5, 4)
+    assert cut_reader.seen.extension == _DETAIL["sglext"]
+    assert (error, cut_error) == (None, None)
+    if asks:
+        assert whole.data == data
+
+
+def test_byte_by_byte_damages_no_character() -> None:
+    reply, reader, error, calls = _relay([_STREAM[i : i + 1] for i in range(len(_STREAM))])
+    assert error is None
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in _chunks(reply.data)) == "".join(_WORDS)  # type: ignore[index]
+    assert reader.seen.message() == {"role": "assistant", "content": "".join(_WORDS)}
+    assert calls == ["output"] * 5 + ["done"]
+
+
+def test_usage_is_shown_only_if_asked_for() -> None:
+    shy, _, _, _ = _relay([_STREAM])
+    assert b'"usage"' not in shy.data
+    assert b"sglext" not in shy.data
+    assert shy.data.endswith(DONE)
+    assert shy.data == b"".join(piece for piece in stream(_WORDS) if b'"usage"' not in piece)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {**chunk({}, finish="stop"), "usage": usage(7, 3)},
+        {**chunk({"content": "x"}), "usage": usage(7, 3)},
+    ],
+)
+def test_usage_in_a_chunk_with_choices_is_counted_and_taken_out(last: dict[str, object]) -> None:
+    parts = [event(chunk({"content": "a"}, usage=None)), event(last), event(chunk({}, finish="stop", usage=None)), DONE]
+    reply, reader, _, _ = _relay([b"".join(parts)])
+    assert reader.seen.usage == usage(7, 3)
+    shown = _chunks(reply.data)
+    assert len(shown) == 3
+    assert all(c.get("usage") is None for c in shown)
+    assert shown[1]["choices"] == last["choices"]
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("clean", "stream_truncated"), ("break", "stream_truncated"), ("silence", "upstream_timeout")]
+)
+@pytest.mark.parametrize("cut", [0, 1, 30, 200, 300])
+def test_a_stream_that_stops_gets_an_error_and_an_end_and_no_finish(end: str, code: str, cut: int) -> None:
+    data = b"".join(stream(_WORDS)[:4])[: cut or None] if cut else b""
+    options = RelayOptions(idle_timeout_s=0.05, first_byte_timeout_s=0.05)
+    reply, reader, error, calls = _relay([data] if data else [], end, options=options)
+    assert error is not None
+    assert error.code == code
+    assert "done" not in calls
+    assert reply.data.endswith(DONE)
+    shown = _chunks(reply.data)
+    assert shown[-1]["error"]["code"] == code  # type: ignore[index]
+    assert not any(c["choices"][0]["finish_reason"] for c in shown[:-1])  # type: ignore[index]
+    assert reader.seen.finish_reason is None
+
+
+def test_a_finished_answer_without_the_end_mark_is_whole() -> None:
+    parts = stream(["a"])[:-1]
+    reply, _, error, calls = _relay([b"".join(parts)])
+    assert error is None
+    assert reply.data.endswith(DONE)
+    assert calls[-1] == "done"
+    reply, _, error, _ = _relay([b"".join(parts) + b"data: [DONE]"])
+    assert error is None
+    assert reply.data.count(b"[DONE]") == 1
+
+
+def test_an_error_event_goes_through_and_ends() -> None:
+    bad = event({"error": {"message": "out of memory", "type": "engine_error", "code": 500}})
+    reply, _, error, _ = _relay([event(chunk({"content": "a"})), bad])
+    assert error is not None
+    assert error.code == "engine_error"
+    assert reply.data.endswith(bad + DONE)
+
+
+def test_comments_go_through_and_heartbeats_fill_silence() -> None:
+    reply, _, error, calls = _relay([b": engine ping\n\n", b"".join(stream(["a"]))])
+    assert error is None
+    assert reply.data.startswith(b": engine ping\n\n")
+    assert calls == ["output", "done"]
+    options = RelayOptions(heartbeat_s=0.01, idle_timeout_s=0.2, first_byte_timeout_s=0.2)
+    reply, _, error, calls = _relay([], "silence", options=options)
+    assert reply.data.count(b": keepwarm\n\n") >= 3
+    assert calls == []
+
+
+def test_one_event_is_bounded() -> None:
+    cutter = EventCutter(100)
+    assert cutter.feed(b"data: " + b"x" * 90) == []
+    with pytest.raises(EventTooLong):
+        cutter.feed(b"y" * 10)
+    reply, _, error, _ = _relay([b"data: " + b"x" * 200], options=RelayOptions(event_cap_bytes=100))
+    assert error is not None
+    assert error.code == "event_too_long"
+    assert b"xxx" not in reply.data
+
+
+async def test_a_client_that_takes_nothing_is_given_up() -> None:
+    reply, options = FakeReply(stalls_after=10), RelayOptions(client_stall_s=0.02)
+    writer = StreamWriter(reply, options)
+    reader = AnswerReader(Sglang(), shows_usage=False, shows_detail=False)
+    with pytest.raises(ClientGone):
+        await relay(FakeUpstream([_STREAM]), writer, reader, options, lambda: None, lambda: None)
+
+
+def test_tool_calls_are_put_together_from_their_pieces() -> None:
+    def call(index: int, **part: object) -> bytes:
+        return event(chunk({"tool_calls": [{"index": index, **part}]}))
+
+    parts = [
+        call(0, id="call_a", type="function", function={"name": "look", "arguments": ""}),
+        call(0, function={"arguments": '{"x":'}),
+        call(1, id="call_b", type="function", function={"name": "find", "arguments": "{}"}),
+        call(0, function={"arguments": "1}"}),
+        event(chunk({}, finish="tool_calls")),
+        event(usage_chunk(5, 4)),
+        DONE,
+    ]
+    _, reader, error, calls = _relay(parts)
+    assert error is None
+    assert [(c.id, c.name) for c in reader.seen.tool_calls] == [("call_a", "look"), ("call_b", "find")]
+    assert calls.count("output") == 4
+    message = reader.seen.message()
+    assert message is not None
+    assert [c["function"]["arguments"] for c in message["tool_calls"]] == ['{"x":1}', "{}"]  # type: ignore[index,attr-defined]
