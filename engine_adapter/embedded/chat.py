@@ -84,7 +84,7 @@ class ChatBody(_Body, kw_only=True):
 class CompletionBody(_Body, kw_only=True):
     """The body of ``POST /v1/completions``: one prompt, as text or as token ids."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[Any]  # a text, token ids, or a list of one of these
     echo: bool = False
     suffix: str | None = None
 
@@ -148,7 +148,7 @@ def read_completion(data: bytes, *, request_id: str | None = None) -> Call:
     for name, refused in (("echo", body.echo), ("suffix", body.suffix)):
         if refused:
             raise _refused(name)
-    prompt: str | list[int] | list[str] | list[list[int]] = body.prompt
+    prompt: Any = body.prompt
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         if len(prompt) != 1:
             raise RequestError("one prompt a request; send several requests", param="prompt")

@@ -24,7 +24,7 @@ from engine_adapter.embedded.service import EngineService, Generation, Generatio
 from engine_adapter.prompt import PromptError
 
 MAX_BODY_BYTES = 64 << 20
-_BUSY_CODES = frozenset({"busy", "overloaded"})
+_BUSY_CODES = frozenset({"busy", "queue_full", "stopping"})
 _ID_HEADERS = ("x-override-rid", "x-request-id")
 _log = logging.getLogger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
