@@ -1,0 +1,78 @@
+"""A whole gateway in a test's own event loop, over real HTTP, and what it wrote down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from gateway.app import Gateway, running
+from gateway.settings import load_settings
+from tests.scripted_engine import ScriptedEngine
+from tracing.record import RequestRecord
+
+Json = dict[str, Any]
+
+
+class Client:
+    """A plain HTTP client and the gateway that it speaks to."""
+
+    def __init__(self, gateway: Gateway, session: aiohttp.ClientSession) -> None:
+        self.gateway, self.session, self.url = gateway, session, gateway.url
+
+    def chat(self, headers: dict[str, str] | None = None, **body: Any) -> Any:
+        """Return aiohttp's context manager of a chat completion."""
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **body}
+        return self.session.post(f"{self.url}/v1/chat/completions", json=body, headers=headers)
+
+    async def records(self, count: int) -> list[RequestRecord]:
+        """Return the trace store's records, newest last, once there are so many, and check them against the ledger."""
+        traces, ledger = self.gateway.traces, self.gateway.ledger
+        await self.until(lambda: not self.gateway.flights.count and len(self._stored()) >= count)
+        found = self._stored()
+        assert len(found) == count
+        assert await asyncio.to_thread(traces.flush, 5.0)
+        assert await asyncio.to_thread(ledger.flush, 5.0)
+        rows = {row.request_id: row for row in ledger.rows()}
+        assert len(rows) == count
+        for record in found:
+            row = rows[record.request_id]
+            assert row.amount_nano == record.charge.amount_nano
+            assert (row.prompt_tokens, row.output_tokens) == (record.usage.prompt_tokens, record.usage.output_tokens)
+        return found
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something is so that nobody tells."""
+        async with asyncio.timeout(10):
+            while not condition():  # noqa: ASYNC110 - there is nothing to wait on
+                await asyncio.sleep(0.01)
+
+    def _stored(self) -> list[RequestRecord]:
+        assert self.gateway.traces.flush(5.0)
+        return sorted(self.gateway.traces.recent(1000), key=lambda record: record.stamps.arrived_ns)
+
+    def at_rest(self) -> bool:
+        """Tell whether nothing is in flight and every reservation was given back."""
+        loads = [instance.load for instance in self.gateway.fleet.instances.values()]
+        return not self.gateway.flights.count and all(not load.running and not load.queued_tokens for load in loads)
+
+
+@asynccontextmanager
+async def gateway_for(engines: Sequence[ScriptedEngine], home: Path, **settings: Any) -> AsyncIterator[Client]:
+    """Be a gateway in front of these engines, called ``e0``, ``e1`` …"""
+    instances = [{"id": f"e{n}", "url": engine.url, "adapter": "sglang"} for n, engine in enumerate(engines)]
+    flags = {
+        "home": str(home),
+        "server": {"port": 0, **settings.pop("server", {})},
+        "instances": settings.pop("instances", instances),
+        "health": {"interval_s": 0.05, "timeout_s": 2.0},
+        **settings,
+    }
+    async with running(load_settings(flags=flags, environment={})) as gateway, aiohttp.ClientSession() as session:
+        async with asyncio.timeout(10):
+            await gateway.fleet.until_ready(len(engines))
+        yield Client(gateway, session)
