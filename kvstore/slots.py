@@ -55,6 +55,11 @@ class SlotTable:
         """Return what is published in this slot."""
         return self._entries[slot]
 
+    def publication(self, key: PageKey) -> object | None:
+        """Return a token of this page's present publication: the same object until it is removed."""
+        slot = self._slot_of.get(key)
+        return None if slot is None else self._entries[slot]
+
     def meta(self, slot: int) -> PageMeta:
         """Return what the page published in this slot says of its block."""
         entry = self._entries[slot]

@@ -67,6 +67,7 @@ class PoolTier(SlottedTier):
     def get(self, keys: Sequence[PageKey], out: Sequence[memoryview]) -> list[Found | None]:
         """See ``PageTier``."""
         check_buffers(keys, out, self.page_bytes)
+        known = self._publications(keys)
         answers: list[Found | str] = ["fingerprint"] * len(keys)
         ours = [place for place, key in enumerate(keys) if key_fingerprint(key) == self._fingerprint]
         for start in range(0, len(ours), self._request_pages):
@@ -74,20 +75,21 @@ class PoolTier(SlottedTier):
             values = self._server.ask([("GET", self._name(keys[place])) for place in places], self._read_s)
             for place, value in zip(places, values or ["unavailable"] * len(places), strict=True):
                 answers[place] = self._accept(keys[place], value, out[place])
-        self._settle_reads(keys, answers)
+        self._settle_reads(keys, answers, known)
         return [answer if isinstance(answer, Found) else None for answer in answers]
 
     def put(self, pages: Sequence[Page]) -> list[bool]:
         """See ``PageTier``. One round trip to learn what is there, then only the rest is sent."""
         keys = [page.key for page in pages]
         check_buffers(keys, [page.data for page in pages], self.page_bytes)
+        known = self._publications(keys)
         alive = self._alive(keys)
         if alive is None:
             with self._lock:
                 self._stats.dropped += len(pages)
             return [False] * len(pages)
         self._touch([key for key, there in zip(keys, alive, strict=True) if there])
-        self._forget_evicted([key for key, there in zip(keys, alive, strict=True) if not there])
+        self._forget_evicted([(key, was) for key, was, there in zip(keys, known, alive, strict=True) if not there])
         stored = iter(super().put([page for page, there in zip(pages, alive, strict=True) if not there]))
         return [there or next(stored) for there in alive]
 
@@ -176,18 +178,20 @@ class PoolTier(SlottedTier):
         copy_bytes(out, memoryview(value)[start:])
         return Found(header.checksum, header.meta) if checksum(out) == header.checksum else "checksum"
 
-    def _settle_reads(self, keys: Sequence[PageKey], answers: Sequence[Found | str]) -> None:
+    def _settle_reads(
+        self, keys: Sequence[PageKey], answers: Sequence[Found | str], known: Sequence[object | None]
+    ) -> None:
         """Count a batch of reads, keep the accounts in step with the server, drop what did not verify."""
         hits, evicted, corrupt = [], [], []
         with self._lock:
-            for key, answer in zip(keys, answers, strict=True):
+            for key, answer, publication in zip(keys, answers, known, strict=True):
                 if isinstance(answer, Found):
                     self._stats.hits += 1
                     hits.append(key)
                     continue
                 self._stats.miss(answer)
                 if answer == "absent":
-                    evicted.append(key)
+                    evicted.append((key, publication))
                 elif answer != "unavailable":
                     self._stats.alarm(answer)
                     corrupt.append(key)
@@ -200,10 +204,16 @@ class PoolTier(SlottedTier):
         with self._lock:
             self._table.release([slot for key in keys for slot in self._table.acquire([key])])
 
-    def _forget_evicted(self, keys: Sequence[PageKey]) -> None:
-        """Strike from the accounts what the server no longer has."""
+    def _publications(self, keys: Sequence[PageKey]) -> list[object | None]:
+        """Return what the accounts say of the pages before the server is asked."""
         with self._lock:
-            gone = tuple(key for key in keys if self._table.remove(key))
+            return [self._table.publication(key) for key in keys]
+
+    def _forget_evicted(self, missing: Sequence[tuple[PageKey, object | None]]) -> None:
+        """Strike from the accounts what the server no longer had, unless it was put again since."""
+        with self._lock:
+            lost = [key for key, was in missing if was is not None and self._table.publication(key) is was]
+            gone = tuple(key for key in lost if self._table.remove(key))
             self._evicted(gone)
         self._deliver()
 

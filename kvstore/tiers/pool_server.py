@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -20,17 +21,19 @@ from kvstore.errors import MediumError
 
 _STARTUP_S = 20.0
 _POLL_S = 0.02
-# The shell waits for its standard input to end, which it does when the owner closes it or dies in whatever way.
-_WATCH_OWNER = '"$@" & read -r _; kill $!; wait'
+# The shell waits for its input to end, as it does when the owner closes it or dies in whatever way. It lets go of its
+# output, which then ends when the server does.
+_WATCH_OWNER = '"$@" & exec >&- 2>&-; read -r _; kill $!; wait'
 
 
 class PoolServer:
     """One Valkey child on a unix socket, and on a loopback port if asked for. A context manager."""
 
-    def __init__(self, *, max_bytes: int, port: int | None = None) -> None:
-        """``max_bytes`` is the server's whole memory, pages and bookkeeping."""
+    def __init__(self, *, max_bytes: int, port: int | None = None, settings: Mapping[str, str] | None = None) -> None:
+        """``max_bytes`` is the server's whole memory; ``settings`` are more of Valkey's own, by name."""
         self.max_bytes = max_bytes
         self.port = port
+        self._settings = dict(settings or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
 
@@ -45,30 +48,42 @@ class PoolServer:
         """Start it and wait until it answers. Raises ``MediumError``."""
         if self._process is not None:
             raise MediumError("the pool server is running already")
+        binary = _binary()
         self._folder = Path(tempfile.mkdtemp(prefix="keepwarm-pool-"))  # short: a socket's path has 107 bytes
-        log_path = self._folder / "log"
         arguments = {
             "unixsocket": str(self._folder / "pool.sock"), "unixsocketperm": "700",
             "bind": "127.0.0.1", "port": str(self.port or 0),
             "maxmemory": str(self.max_bytes), "maxmemory-policy": "allkeys-lru",
-            "save": "", "appendonly": "no", "dir": str(self._folder), "logfile": str(log_path),
+            "save": "", "appendonly": "no",
+            "dir": str(self._folder), "logfile": str(self._folder / "log"), **self._settings,
         }  # fmt: skip
         flags = [word for name, value in arguments.items() for word in (f"--{name}", value)]
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", _WATCH_OWNER, "sh", str(_binary()), *flags],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            ["/bin/sh", "-c", _WATCH_OWNER, "sh", str(binary), *flags],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,  # the owner's Ctrl-C is not for it
         )  # fmt: skip
-        client = redis.Redis.from_url(self.url, socket_timeout=1.0)
-        deadline_s = time.monotonic() + _STARTUP_S
-        while not _answers(client):
-            if time.monotonic() > deadline_s:
-                reason = log_path.read_text()[-500:] if log_path.exists() else "it wrote no log"
-                self.stop()
-                raise MediumError(f"the pool server did not start: {reason}")
-            time.sleep(_POLL_S)
-        client.close()
+        try:
+            self._wait_until_ready(self._process)
+        except MediumError:
+            self.stop()
+            raise
         return self
+
+    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        said = b""
+        deadline_s = time.monotonic() + _STARTUP_S
+        with redis.Redis.from_url(self.url, socket_timeout=1.0) as client:
+            while not _answers(client):
+                output = process.stdout.read()
+                said += output or b""
+                if output == b"":
+                    raise MediumError(f"the pool server did not start: {said.decode(errors='replace').strip()}")
+                if time.monotonic() > deadline_s:
+                    raise MediumError(f"the pool server did not answer within {_STARTUP_S:.0f} s")
+                time.sleep(_POLL_S)
 
     def stop(self) -> None:
         """Stop it and remove what it left. Idempotent."""
@@ -77,6 +92,8 @@ class PoolServer:
         if process is not None and process.stdin is not None:
             process.stdin.close()
             process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 

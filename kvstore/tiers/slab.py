@@ -7,6 +7,7 @@ pages then cross without a copy and without crowding the page cache (about 0.05 
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import secrets
@@ -52,7 +53,7 @@ class Slab:
             if found > size:
                 os.ftruncate(self._fd, size)
             elif found < size:
-                os.posix_fallocate(self._fd, 0, size)
+                _take_space(self._fd, found, size)
             self._direct_fd = _open_direct(path) if page_bytes % mmap.PAGESIZE == 0 else None
         except OSError as error:
             raise MediumError(f"cannot open {path} with {size} bytes: {error}") from error
@@ -120,6 +121,19 @@ def neighbours(slots: Sequence[int], *, page_bytes: int, run_bytes: int) -> Iter
         run.append(place)
     if run:
         yield run
+
+
+def _take_space(fd: int, found: int, size: int) -> None:
+    """Lengthen the file, with every block allocated. Raises ``OSError``, and leaves the disk as it was."""
+    volume = os.fstatvfs(fd)
+    free = volume.f_bavail * volume.f_frsize
+    if size - found > free:  # asked first: a file system may fill itself up before it finds out
+        raise OSError(errno.ENOSPC, f"{size - found} bytes wanted, {free} free")
+    try:
+        os.posix_fallocate(fd, found, size - found)
+    except OSError:
+        os.ftruncate(fd, found)
+        raise
 
 
 def _read_header(fd: int) -> SlabHeader:
