@@ -24,6 +24,7 @@ from engine_adapter.http import AiohttpClient
 from gateway import assembly
 from gateway.admin import Admin
 from gateway.attempt import Attempter
+from gateway.console.routes import routes as console_routes
 from gateway.dispatch import Dispatcher
 from gateway.errors import SettingsError
 from gateway.fleet import Fleet, HealthOptions, Instance
@@ -31,6 +32,7 @@ from gateway.flights import Flights
 from gateway.gauges import StateCollector
 from gateway.home import claimed
 from gateway.http import Edge, EdgeOptions, make_app
+from gateway.identity import KeyRing
 from gateway.models import ModelDirectory
 from gateway.pipeline import Pipeline
 from gateway.prompts import PromptBook
@@ -146,6 +148,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         app = make_app(edge_options)
         app.add_routes(Edge(pipeline, keys, models, edge_options).routes())
         app.add_routes(admin.routes())
+        app.add_routes(console_routes(traces, tenant_of=lambda request: _tenant_of(keys, request)))
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(fleet.run(), name="fleet")]
@@ -190,6 +193,12 @@ async def _listening(app: web.Application, settings: Settings) -> AsyncIterator[
             server.close()
     finally:
         await runner.cleanup()
+
+
+def _tenant_of(keys: KeyRing, request: web.Request) -> str | None:
+    """Return whose runs a visitor of the console may see (``None``: everybody's). Raises ``Unauthorized``."""
+    caller = keys.authenticate(request.headers)
+    return None if caller.is_admin else caller.identity.tenant
 
 
 class _Readiness:
