@@ -16,6 +16,7 @@ COMMANDS = {
     "report": "show what was spent and saved, from the ledger",
     "trace": "list, show and export agent runs, from the trace store",
     "prices": "check and show price books",
+    "replay": "show what a fleet would do with a recorded request trace",
     "key": "make an API key and the settings entry for it",
 }
 

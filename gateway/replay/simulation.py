@@ -1,4 +1,4 @@
-"""The virtual clock: arrivals, engines and the router in one thread, in the order of time. Equal seeds, equal results."""
+"""The virtual clock: arrivals, engines and router in one thread, in the order of time. Equal seeds, equal results."""
 
 from __future__ import annotations
 
