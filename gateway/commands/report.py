@@ -13,6 +13,8 @@ from billing.errors import BillingError, ReportError
 from billing.ledger_read import LedgerReader, RowFilter
 from billing.reports import DIMENSIONS, build_report, render_csv, render_json, render_table
 from billing.verify import verify_ledger
+from gateway.errors import SettingsError
+from gateway.settings import load_settings
 
 _AGO = re.compile(r"(\d+)([mhd])")
 _UNIT_S = {"m": 60, "h": 3600, "d": 86400}
@@ -20,7 +22,9 @@ _UNIT_S = {"m": 60, "h": 3600, "d": 86400}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--ledger", type=Path, required=True, metavar="PATH", help="the ledger to read")
+    parser.add_argument("--ledger", type=Path, metavar="PATH", help="the ledger to read (default: the settings' one)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings file (TOML; default: $KEEPWARM_CONFIG)")
+    parser.add_argument("--home", type=Path, metavar="FOLDER", help="folder for all state (default ~/.keepwarm)")
     parser.add_argument(
         "--by",
         default="",
@@ -45,9 +49,15 @@ def run(args: argparse.Namespace) -> int:
     """Print the report; return the exit status: 0, or 1 when the ledger is missing, unreadable or does not verify."""
     try:
         return _report(args)
-    except BillingError as error:
+    except (BillingError, SettingsError) as error:
         print(f"keepwarm report: {error}", file=sys.stderr)
         return 1
+
+
+def _ledger_path(args: argparse.Namespace) -> Path:
+    if args.ledger is not None:
+        return Path(args.ledger)
+    return load_settings(args.config, {} if args.home is None else {"home": str(args.home.absolute())}).ledger_path
 
 
 def _report(args: argparse.Namespace) -> int:
@@ -57,14 +67,15 @@ def _report(args: argparse.Namespace) -> int:
         until_ns=None if args.until is None else parse_moment(args.until, now_ns),
         run_id=args.run,
     )
+    ledger = _ledger_path(args)
     if args.verify:
-        verification = verify_ledger(args.ledger)
+        verification = verify_ledger(ledger)
         for fault in verification.faults:
             print(f"keepwarm report: {fault}", file=sys.stderr)
         print(f"verified {verification.rows} rows: {verification.fault_count} faults", file=sys.stderr)
         if not verification.passed:
             return 1
-    with LedgerReader(args.ledger) as reader:
+    with LedgerReader(ledger) as reader:
         report = build_report(reader.rows(where), [name for name in args.by.split(",") if name])
     if args.json:
         print(render_json(report))
