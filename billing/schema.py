@@ -6,7 +6,11 @@ is missing. Triggers keep the tables append-only.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from billing.errors import LedgerError
@@ -66,13 +70,12 @@ def connect(path: Path) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         try:
-            if not _is_empty(connection):
-                _check(connection, path)  # before anything in another program's file is changed
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-            if _is_empty(connection):
-                _create(connection)
+            with _one_at_a_time(path.parent):  # the change to WAL does not wait for others, it fails
+                if _is_empty(connection):
+                    connection.execute("PRAGMA journal_mode = WAL")
+                    _create(connection)
             _check(connection, path)
+            connection.execute("PRAGMA synchronous = FULL")
         except (sqlite3.Error, LedgerError):
             connection.close()
             raise
@@ -102,20 +105,27 @@ def _is_empty(connection: sqlite3.Connection) -> bool:
     return connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None
 
 
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Keep other processes that create a ledger in the folder waiting."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
 def _create(connection: sqlite3.Connection) -> None:
-    """Create the tables once, whoever of several processes is first."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if _is_empty(connection):
-            script = _TABLES + "".join(
-                _TRIGGER.format(table=table, verb=verb)
-                for table in ("requests", "prices")
-                for verb in ("UPDATE", "DELETE")
-            )
-            for statement in _statements(script):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        script = _TABLES + "".join(
+            _TRIGGER.format(table=table, verb=verb) for table in ("requests", "prices") for verb in ("UPDATE", "DELETE")
+        )
+        for statement in _statements(script):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute("COMMIT")
     finally:
         if connection.in_transaction:
