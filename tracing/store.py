@@ -160,6 +160,20 @@ class TraceStore:
             rows = reader.execute("SELECT body FROM records ORDER BY seq DESC LIMIT ?", (limit,)).fetchall()
         return [decode_record(row[0]) for row in reversed(rows)]
 
+    def records(self, batch: int = 500) -> Iterator[RequestRecord]:
+        """Every record in the order of arrival at the store; reads ``batch`` at a time and holds nothing between."""
+        after = 0
+        while True:
+            with self._reading() as reader:
+                rows = reader.execute(
+                    "SELECT seq, body FROM records WHERE seq > ? ORDER BY seq LIMIT ?", (after, batch)
+                ).fetchall()
+            for seq, body in rows:
+                after = seq
+                yield decode_record(body)
+            if not rows:
+                return
+
     def totals(self, tenant: str | None = None, since_ns: int | None = None) -> StoreTotals:
         """Exact sums over the records of a time span. Cost: every record in it."""
         with self._reading() as reader:
