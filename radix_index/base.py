@@ -10,11 +10,12 @@ oracle). They are pure and synchronous; nothing here is thread-safe, the event l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -40,9 +41,8 @@ class Knowledge(Enum):
     """Events are missing: a claim may be false. A prediction at best, never to be scored as exact."""
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceMatch:
-    """What one instance has of a prompt's blocks.
+class InstanceMatch(msgspec.Struct, frozen=True, gc=False):
+    """What one instance has of a prompt's blocks. (A struct: 64 of them are made for every request.)
 
     ``tier_blocks`` counts the leading contiguous run by ``Tier``, each block once, in its fastest tier.
     ``pending_blocks`` is how many blocks beyond that run requests already routed there are about to bring.
@@ -62,6 +62,31 @@ class InstanceMatch:
     def expected_blocks(self) -> int:
         """The leading run counting what is on its way."""
         return sum(self.tier_blocks) + self.pending_blocks
+
+
+class Matches(Mapping[str, InstanceMatch]):
+    """The matches of one prompt by instance, as counts; each ``InstanceMatch`` is made when it is asked for.
+
+    ``counts`` is (instances, 5) in the order of iteration: blocks by tier, then pending ones, for those who compute on
+    all at once.
+    """
+
+    __slots__ = ("_knowledge", "_positions", "counts")
+
+    def __init__(
+        self, positions: Mapping[str, int], counts: npt.NDArray[np.int32], knowledge: Mapping[str, Knowledge]
+    ) -> None:
+        self._positions, self.counts, self._knowledge = positions, counts, knowledge
+
+    def __getitem__(self, instance: str) -> InstanceMatch:
+        device, host, disk, pool, pending = self.counts[self._positions[instance]].tolist()
+        return InstanceMatch(instance, (device, host, disk, pool), pending, self._knowledge[instance])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._positions)
+
+    def __len__(self) -> int:
+        return len(self._positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +144,7 @@ class PrefixIndex(Protocol):
     def set_knowledge(self, instance: str, knowledge: Knowledge) -> None:
         """Say how far the instance's entries can be trusted; ``match`` hands it on."""
 
-    def match(self, hashes: Hashes, instances: Iterable[str] | None = None) -> dict[str, InstanceMatch]:
+    def match(self, hashes: Hashes, instances: Iterable[str] | None = None) -> Mapping[str, InstanceMatch]:
         """Return for each of ``instances`` (default: all) what it has of these blocks. O(leading blocks known)."""
 
     def reserve(self, instance: str, hashes: Hashes) -> int:

@@ -14,7 +14,7 @@ from kvstore.page import Tier
 from radix_index.base import LOCAL_TIERS, Hashes, IndexStats, InstanceMatch, Knowledge
 from radix_index.errors import UnknownHolderError
 
-Place = tuple[str, Tier]
+Place = tuple[str, Tier | None]  # no tier: on its way
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class NaiveIndex:
         self._instances: dict[str, _Instance] = {}
         self._places: defaultdict[int, set[Place]] = defaultdict(set)  # block → where it is
         self._names: dict[int, int] = {}
-        self._reservations: dict[int, tuple[str, list[int]]] = {}
+        self._reservations: dict[int, tuple[str, set[int]]] = {}
         self._tickets = 0
 
     def add_instance(self, instance: str, *, block_size: int, pool: str | None = None) -> None:
@@ -52,7 +52,7 @@ class NaiveIndex:
         known = self._instances.pop(instance, None)
         if known is None:
             return
-        self._forget(instance, LOCAL_TIERS)
+        self._forget(instance, (*LOCAL_TIERS, None))
         self._reservations = {t: r for t, r in self._reservations.items() if r[0] != instance}
         self._drop_pool_if_unused(known.pool)
 
@@ -125,7 +125,7 @@ class NaiveIndex:
             self._require(holder, tier)
             self._forget(holder, (tier,))
 
-    def _forget(self, holder: str, tiers: Iterable[Tier]) -> None:
+    def _forget(self, holder: str, tiers: Iterable[Tier | None]) -> None:
         for tier in tiers:
             for block in [block for block, places in self._places.items() if (holder, tier) in places]:
                 self._remove(block, (holder, tier))
@@ -146,15 +146,15 @@ class NaiveIndex:
         return {name: self._match(blocks, name) for name in (self._instances if instances is None else instances)}
 
     def _match(self, blocks: list[int], instance: str) -> InstanceMatch:
-        known = self._known(instance)
-        counts = [0, 0, 0, 0]
-        for tier in takewhile(lambda tier: tier is not None, (self._fastest(block, instance) for block in blocks)):
-            counts[tier] += 1  # type: ignore[index]
-        run = sum(counts)
-        reach = max((i + 1 for i, block in enumerate(blocks) if known.pending[block]), default=0)
+        tiers = list(takewhile(lambda tier: tier is not None, (self._fastest(block, instance) for block in blocks)))
+        coming = takewhile(lambda block: self._is_coming(block, instance), blocks[len(tiers) :])
+        device, host, disk, pool = (tiers.count(tier) for tier in Tier)
         return InstanceMatch(
-            instance, (counts[0], counts[1], counts[2], counts[3]), max(0, reach - run), known.knowledge
+            instance, (device, host, disk, pool), sum(1 for _ in coming), self._instances[instance].knowledge
         )
+
+    def _is_coming(self, block: int, instance: str) -> bool:
+        return (instance, None) in self._places.get(block, ()) or self._fastest(block, instance) is not None
 
     def _fastest(self, block: int, instance: str) -> Tier | None:
         places = self._places.get(block, set())
@@ -166,17 +166,22 @@ class NaiveIndex:
 
     def reserve(self, instance: str, hashes: Hashes) -> int:
         """See ``PrefixIndex.reserve``."""
-        blocks = [int(block) for block in hashes]
-        self._known(instance).pending.update(blocks)
+        pending, blocks = self._known(instance).pending, {int(block) for block in hashes}
+        pending.update(blocks)
+        for block in blocks:
+            self._places[block].add((instance, None))
         self._tickets += 1
         self._reservations[self._tickets] = (instance, blocks)
         return self._tickets
 
     def release(self, ticket: int) -> None:
         """See ``PrefixIndex.release``."""
-        instance, blocks = self._reservations.pop(ticket, ("", []))
-        if instance:
-            self._instances[instance].pending.subtract(blocks)
+        instance, blocks = self._reservations.pop(ticket, ("", set()))
+        for block in blocks:
+            pending = self._instances[instance].pending
+            pending[block] -= 1
+            if not pending[block]:
+                self._remove(block, (instance, None))
 
     def stats(self) -> IndexStats:
         """See ``PrefixIndex.stats``."""

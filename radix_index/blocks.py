@@ -1,0 +1,241 @@
+"""Rows of blocks with their holders, recency and names, kept within a byte budget."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from radix_index import kernels
+from radix_index.holder_sets import NOBODY, HolderSets
+from radix_index.kernels import I32, NO_ROW, TALLY_WIDTH, U32, U64
+from radix_index.names import NameTable
+from radix_index.table import KeyTable
+
+MIN_BYTE_BUDGET = 256 * 1024
+_TABLE_SHARE = 7 / 8  # of the budget, for tables and columns
+_SET_SHARE = 1 / 16  # for holder sets; what is left is room for one call to overshoot
+_CHAIN_BYTES = 1024  # of the budget for every block of the longest chain that is taken whole
+_GROWTH = 1.125
+_SWEEP_ROWS = 2048
+_SAMPLE_ROWS = 256
+_EVICT_QUANTILES = (0.75, 0.5, 0.0)  # of the sampled ages: first the oldest quarter goes, then half, then all
+_STAMP_MASK = 0xFFFF_FFFF
+
+
+class BlockStore:
+    """One row a block: its hash (``table``), set of holders, stamp of the last use, and head of its list of names.
+
+    Stamps count calls; a match stamps the blocks it passed into the future, by half of what blocks lately lived, so
+    that what served a match outlives what was only announced. A wrapped stamp makes an old block look young, no more.
+    """
+
+    def __init__(self, byte_budget: int) -> None:
+        if byte_budget < MIN_BYTE_BUDGET:
+            raise ValueError(f"byte_budget {byte_budget} is under {MIN_BYTE_BUDGET}")
+        self.byte_budget = byte_budget
+        self.table, self.names, self.sets = KeyTable(), NameTable(), HolderSets()
+        rows = self.table.capacity
+        self.set_numbers: U32 = np.zeros(rows, np.uint32)
+        self.stamps: U32 = np.zeros(rows, np.uint32)
+        self.first_names: U32 = np.zeros(rows, np.uint32)
+        self.evicted = 0
+        self._clock = 0
+        self._hand = 0
+        self._bonus = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+        columns = self.set_numbers.nbytes + self.stamps.nbytes + self.first_names.nbytes
+        return self.table.nbytes + self.names.nbytes + self.sets.nbytes + columns
+
+    # --- rows ---
+
+    def known(self, blocks: U64) -> U32:
+        """Return the rows of those blocks that are known."""
+        rows = self.table.find(blocks)
+        known: U32 = rows[rows != NO_ROW]
+        return known
+
+    @property
+    def longest_chain(self) -> int:
+        """The most blocks of one call that are taken; the rest of a longer chain is left out."""
+        return self.byte_budget // _CHAIN_BYTES
+
+    def upsert(self, blocks: U64, names: int) -> U32:
+        """Return the row of every block, made where there was none, with room made for ``names`` names as well."""
+        self._clock += 1
+        if self.sets.empty_rows:
+            self._sweep_empty(_SWEEP_ROWS)
+        self._make_room(len(blocks), names)
+        rows, _ = self.table.upsert(blocks)
+        self.stamps[rows] = self._clock & _STAMP_MASK
+        return rows
+
+    def change(self, rows: U32, column: int, bits: int, *, add: bool) -> None:
+        """Add ``bits`` to, or take them from, a column of every row's set; rows that nobody is left in are freed."""
+        if not len(rows):
+            return
+        starts = np.empty(len(rows), np.uint32)
+        count = kernels.runs(self.set_numbers, rows, starts)
+        if count > 2 and len(distinct := np.unique(rows)) < len(rows):
+            self.change(distinct, column, bits, add=add)
+            return
+        bounds = [*starts[:count].tolist(), len(rows)]
+        numbers = self.set_numbers[rows[starts[:count]]].tolist()
+        for number, start, stop in zip(numbers, bounds, bounds[1:], strict=False):
+            after = self.sets.step(number, column, bits, add=add)
+            if after != number:
+                self._move(rows[start:stop], number, after)
+
+    def _move(self, rows: U32, before: int, after: int) -> None:
+        gone = np.unique(rows[self.set_numbers[rows] == before]) if after == NOBODY else None
+        moved = kernels.recode(self.set_numbers, rows, before, after)
+        self.sets.move(before, after, moved)
+        if gone is not None:
+            self._free(gone)
+
+    def _free(self, rows: U32) -> None:
+        """Free distinct rows whose set is ``NOBODY`` already."""
+        self.names.forget(rows, self.first_names)
+        self.table.erase(rows)
+
+    def has(self, rows: U32, column: int, bits: int) -> npt.NDArray[np.bool_]:
+        """Tell for each row whether the holder in ``column`` has all of ``bits``."""
+        found: npt.NDArray[np.bool_] = self.sets.presence[self.set_numbers[rows], column] & bits == bits
+        return found
+
+    # --- names ---
+
+    def bind(self, names: U64, rows: U32, *, rebind: bool) -> int:
+        """Make names mean the blocks in ``rows``; return how many meant another block. See ``PrefixIndex.stored``."""
+        clashing = self.names.bind(names, rows, self.first_names).tolist()
+        clashes = 0
+        for position in clashing:
+            name, row = int(names[position]), int(rows[position])
+            former = int(self.names.meant(names[position : position + 1])[0][0])
+            empty = self.sets.is_empty(int(self.set_numbers[former]))
+            clashes += not empty and former != row
+            if rebind or empty:
+                self.names.rebind(name, row, self.first_names)
+        return clashes
+
+    def meant(self, names: U64) -> tuple[U32, U32]:
+        """Return the rows that names mean and the positions of those names; what nobody holds any more is left out."""
+        rows, positions = self.names.meant(names)
+        if self.sets.empty_rows:
+            held = ~self.sets.empty()[self.set_numbers[rows]]
+            rows, positions = rows[held], positions[held]
+        return rows, positions
+
+    # --- matching ---
+
+    def match(self, blocks: U64, columns: U32) -> I32:
+        """Return (columns, 5): the leading run by fastest tier, then the blocks beyond it that are pending."""
+        self._clock += 1
+        counts = np.zeros((len(columns), TALLY_WIDTH), np.int32)
+        kernels.match(
+            self.table.cells,
+            self.table.old,
+            self.table.keys,
+            blocks,
+            self.set_numbers,
+            self.stamps,
+            self.sets.presence,
+            columns,
+            counts,
+            self.sets.width,
+            (self._clock + self._bonus) & _STAMP_MASK,
+        )
+        return counts
+
+    # --- the budget ---
+
+    def _make_room(self, blocks: int, names: int) -> None:
+        while len(self.sets) >= self.sets.limit(int(self.byte_budget * _SET_SHARE)):
+            self._evict(len(self.table) // 16 + 1)
+        while not (self._grow(self.table, blocks) and self._grow(self.names, names)):
+            self._evict(max(blocks, names))
+        for table in (self.table, self.names):
+            if table.is_crowded and self._affords(2 * table.cells.nbytes):
+                table.double_cells()
+
+    def _grow(self, table: KeyTable, count: int) -> bool:
+        """Make room for ``count`` more rows if the budget allows; tell whether there is."""
+        while not table.has_room(count):
+            if table.needs_cells(count):
+                if not self._affords(2 * table.cells.nbytes):
+                    return False
+                table.double_cells()
+                continue
+            wanted = max(int(table.capacity * _GROWTH), len(table) + count)
+            if not self._affords(table.row_bytes * (wanted - table.capacity)):
+                return False
+            table.extend(wanted)
+            if table is self.table:
+                for column in (self.set_numbers, self.stamps, self.first_names):
+                    column.resize(wanted, refcheck=False)
+        return True
+
+    def _affords(self, more: int) -> bool:
+        return self.nbytes - self.sets.nbytes + more <= self.byte_budget * _TABLE_SHARE
+
+    def _evict(self, count: int) -> None:
+        """Forget at least ``count`` of the blocks that were used longest ago, or all that there are."""
+        count, freed = min(count, len(self.table)), 0
+        for quantile in _EVICT_QUANTILES:
+            cutoff = self._age_at(quantile) if quantile else -(2**31)
+            self._bonus = max(0, cutoff // 2)
+            for _ in range(-(-self.table.used // _SWEEP_ROWS) + 1):
+                if freed >= count:
+                    break
+                freed += self._sweep(cutoff)
+        self.evicted += freed
+
+    def _age_at(self, quantile: float) -> int:
+        """Return an age from an even sample of the blocks."""
+        step = max(1, self.table.used // _SAMPLE_ROWS)
+        sample = np.arange(self._hand % step, self.table.used, step)
+        ages = self._ages(sample[self.set_numbers[sample] != NOBODY])
+        return int(np.quantile(ages, quantile)) if len(ages) else 0
+
+    def _ages(self, rows: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
+        ages: I32 = (np.uint32(self._clock & _STAMP_MASK) - self.stamps[rows]).view(np.int32)
+        return ages
+
+    def _sweep(self, cutoff: int) -> int:
+        """Move the hand over the next rows and forget those at least ``cutoff`` old; return how many."""
+        rows = self._next_rows(_SWEEP_ROWS)
+        return self._forget(rows[self._ages(rows) >= cutoff])
+
+    def _sweep_empty(self, count: int) -> None:
+        """Move the hand over the next rows and free those that clearings left to nobody."""
+        rows = self._next_rows(count)
+        self._forget(rows[self.sets.empty()[self.set_numbers[rows]]])
+
+    def _next_rows(self, count: int) -> U32:
+        if self._hand >= self.table.used:
+            self._hand = 0
+        stop = min(self._hand + count, self.table.used)
+        rows = np.arange(self._hand, stop, dtype=np.uint32)
+        self._hand = stop
+        used: U32 = rows[self.set_numbers[rows] != NOBODY]
+        return used
+
+    def _forget(self, rows: U32) -> int:
+        numbers = self.set_numbers[rows]
+        for number in np.unique(numbers).tolist():
+            self._move(rows[numbers == number], number, NOBODY)
+        return len(rows)
+
+    def check(self) -> None:
+        """Verify every invariant of the parts and between them; raises ``AssertionError``."""
+        live = self.table.live_rows()
+        self.table.check()
+        self.names.check()
+        self.sets.check(self.set_numbers, live)
+        free = np.setdiff1d(np.arange(self.table.capacity, dtype=np.uint32), live)
+        assert not self.set_numbers[free].any(), "a free row has holders"
+        self.names.check_lists(self.first_names, live)
+        assert self.nbytes <= self.byte_budget, "over budget"
+        assert all(len(c) == self.table.capacity for c in (self.set_numbers, self.stamps, self.first_names))

@@ -1,0 +1,13 @@
+"""What ``pyproject.toml`` cannot say yet without a warning: the loops that are worth compiling.
+
+Each stands beside the same loop in Python, which runs wherever there was no C compiler at installation.
+"""
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension("radix_index._kernels", ["radix_index/_kernels.c"], py_limited_api=True, optional=True),
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)
