@@ -58,16 +58,29 @@ class PagedKv:
         self._tokens.index_copy_(0, rows[0], keys)
         self._tokens.index_copy_(0, rows[1], values)
 
-    def page_rows(self, tables: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return what ``gather`` needs for these equally long page tables: (layers, 2 · tables · pages)."""
+    def gather(self, tables: Sequence[Sequence[int]], longest: int) -> _Gather:
+        """Prepare to collect the pages of these equally long page tables, cut at ``longest`` tokens."""
         base = torch.tensor(tables, dtype=torch.int64).flatten() * (self.layers * 2)
         steps = torch.arange(self.layers * 2).view(self.layers, 2, 1)
-        return (base + steps).flatten(1).to(self._device)
+        rows = (base + steps).flatten(1).to(self._device)
+        shape = (2, len(tables), len(tables[0]) * self.page_tokens, self.kv_heads, self.head_dim)
+        return _Gather(self._halves, rows, self._halves.new_empty(rows.shape[1], self._halves.shape[1]), shape, longest)
 
-    def gather(self, rows: torch.Tensor, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return K and V of the pages, each (sequences, kv_heads, page tokens, head_dim); ``rows`` of one layer."""
-        both = self._halves.index_select(0, rows)
-        both = both.view(2, sequences, -1, self.kv_heads, self.head_dim).transpose(2, 3)
+
+@dataclass(frozen=True, slots=True)
+class _Gather:
+    """Collects the K and V of some sequences, layer by layer, into one buffer: a fresh one each time is slow."""
+
+    pages: torch.Tensor  # (pages · layers · 2, page elements)
+    rows: torch.Tensor  # (layers, 2 · sequences · pages)
+    buffer: torch.Tensor
+    shape: tuple[int, int, int, int, int]  # (2, sequences, page tokens, kv_heads, head_dim)
+    longest: int
+
+    def __call__(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return K and V, each (sequences, kv_heads, longest, head_dim), valid until the next call."""
+        torch.index_select(self.pages, 0, self.rows[layer], out=self.buffer)
+        both = self.buffer.view(self.shape).transpose(2, 3)[:, :, :, : self.longest]
         return both[0], both[1]
 
 
@@ -76,21 +89,20 @@ class DecodeGroup:
 
     def __init__(self, paged: PagedKv, spans: Sequence[Span]) -> None:
         self.tokens = len(spans)
-        self._longest = max(span.end for span in spans)
-        pages = -(-self._longest // paged.page_tokens)
+        longest = max(span.end for span in spans)
+        pages = -(-longest // paged.page_tokens)
         tables = [[*span.slots[:pages], *[span.slots[0]] * (pages - len(span.slots))] for span in spans]
-        self._paged, self._rows = paged, paged.page_rows(tables)
+        self._gather = paged.gather(tables, longest)
         self._mask: torch.Tensor | None = None
-        if any(span.end != self._longest for span in spans):
+        if any(span.end != longest for span in spans):
             ends = torch.tensor([span.end for span in spans]).view(-1, 1, 1, 1)
-            self._mask = (torch.arange(self._longest) < ends).to(self._rows.device)
+            self._mask = (torch.arange(longest) < ends).to(self._gather.rows.device)
 
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Return (tokens, heads, head_dim) for queries of that shape. The new keys and values are in the pages."""
-        k, v = self._paged.gather(self._rows[layer], self.tokens)
-        k, v = k[:, :, : self._longest], v[:, :, : self._longest]
+        k, v = self._gather(layer)
         # The query heads that share a K head take the place of positions: nothing is repeated, nothing is causal.
-        q = queries.view(self.tokens, self._paged.kv_heads, -1, self._paged.head_dim)
+        q = queries.view(self.tokens, k.shape[1], -1, k.shape[3])
         return functional.scaled_dot_product_attention(q, k, v, self._mask).view(queries.shape)
 
 
@@ -99,22 +111,20 @@ class PrefillSpan:
 
     def __init__(self, paged: PagedKv, span: Span) -> None:
         self.tokens = len(span.token_ids)
-        self._paged, self._start, self._end = paged, span.start, span.end
-        self._rows: torch.Tensor | None = None
+        self._gather: _Gather | None = None
         self._mask: torch.Tensor | None = None
         if span.start:
-            self._rows = paged.page_rows([span.slots[: -(-span.end // paged.page_tokens)]])
+            self._gather = paged.gather([span.slots[: -(-span.end // paged.page_tokens)]], span.end)
             positions = torch.arange(span.start, span.end).view(-1, 1)
-            self._mask = (torch.arange(span.end) <= positions).to(self._rows.device)
+            self._mask = (torch.arange(span.end) <= positions).to(self._gather.rows.device)
 
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Return (tokens, heads, head_dim); ``keys`` and ``values`` are the span's own, (tokens, kv_heads, head_dim)."""
+        """Return (tokens, heads, head_dim); ``keys`` and ``values`` are its own, (tokens, kv_heads, head_dim)."""
         q = queries.transpose(0, 1).unsqueeze(0)
-        if self._rows is None:
+        if self._gather is None:
             k, v = keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0)
         else:
-            k, v = self._paged.gather(self._rows[layer], 1)
-            k, v = k[:, :, : self._end], v[:, :, : self._end]
+            k, v = self._gather(layer)
         out = functional.scaled_dot_product_attention(
             q, k, v, self._mask, is_causal=self._mask is None, enable_gqa=q.shape[1] != k.shape[1]
         )

