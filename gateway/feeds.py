@@ -26,6 +26,11 @@ class Feed:
         """How far what was folded can be trusted."""
         return self._resync.knowledge
 
+    @property
+    def next_sequence(self) -> int | None:
+        """The number of the next batch to fold; every earlier one is in the index. ``None`` until that is known."""
+        return self._resync.expected
+
     async def follow(self) -> None:
         """Fold what comes, for ever."""
         options = EventSocketOptions(topic=self._source.topic)

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 
+from billing.row import LedgerRow
 from gateway.app import Gateway, running
 from gateway.settings import load_settings
 from tests.scripted_engine import ScriptedEngine
@@ -31,23 +32,29 @@ class Client:
 
     async def records(self, count: int) -> list[RequestRecord]:
         """Return the trace store's records, newest last, once there are so many, and check them against the ledger."""
-        traces, ledger = self.gateway.traces, self.gateway.ledger
+        ledger = self.gateway.ledger
         await self.until(lambda: not self.gateway.flights.count and len(self._stored()) >= count)
         found = self._stored()
         assert len(found) == count
-        assert await asyncio.to_thread(traces.flush, 5.0)
         assert await asyncio.to_thread(ledger.flush, 5.0)
         rows = {row.request_id: row for row in ledger.rows()}
         assert len(rows) == count
         for record in found:
-            row = rows[record.request_id]
-            assert row.amount_nano == record.charge.amount_nano
-            assert (row.prompt_tokens, row.output_tokens) == (record.usage.prompt_tokens, record.usage.output_tokens)
+            _agree(record, rows[record.request_id])
         return found
 
-    async def until(self, condition: Callable[[], bool]) -> None:
+    async def record(self, request_id: str) -> RequestRecord:
+        """Return one request's record once it is stored, after comparing it with its ledger row."""
+        await self.until(lambda: any(record.request_id == request_id for record in self._stored()))
+        assert await asyncio.to_thread(self.gateway.ledger.flush, 5.0)
+        (record,) = (record for record in self._stored() if record.request_id == request_id)
+        (row,) = (row for row in self.gateway.ledger.rows() if row.request_id == request_id)
+        _agree(record, row)
+        return record
+
+    async def until(self, condition: Callable[[], bool], *, limit_s: float = 10) -> None:
         """Wait until something is so that nobody tells."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(limit_s):
             while not condition():  # noqa: ASYNC110 - there is nothing to wait on
                 await asyncio.sleep(0.01)
 
@@ -61,9 +68,21 @@ class Client:
         return not self.gateway.flights.count and all(not load.running and not load.queued_tokens for load in loads)
 
 
+def _agree(record: RequestRecord, row: LedgerRow) -> None:
+    assert row.amount_nano == record.charge.amount_nano
+    assert row.usage() == record.usage
+
+
 @asynccontextmanager
-async def gateway_for(engines: Sequence[ScriptedEngine], home: Path, **settings: Any) -> AsyncIterator[Client]:
-    """Be a gateway in front of these engines, called ``e0``, ``e1`` …"""
+async def gateway_for(
+    engines: Sequence[ScriptedEngine],
+    home: Path,
+    *,
+    ready_count: int | None = None,
+    ready_limit_s: float = 10,
+    **settings: Any,
+) -> AsyncIterator[Client]:
+    """Be a gateway in front of these engines, called ``e0``, ``e1`` …, once so many of them are up (default: all)."""
     instances = [{"id": f"e{n}", "url": engine.url, "adapter": "sglang"} for n, engine in enumerate(engines)]
     flags = {
         "home": str(home),
@@ -73,6 +92,6 @@ async def gateway_for(engines: Sequence[ScriptedEngine], home: Path, **settings:
         **settings,
     }
     async with running(load_settings(flags=flags, environment={})) as gateway, aiohttp.ClientSession() as session:
-        async with asyncio.timeout(10):
-            await gateway.fleet.until_ready(len(engines))
+        async with asyncio.timeout(ready_limit_s):
+            await gateway.fleet.until_ready(len(engines) if ready_count is None else ready_count)
         yield Client(gateway, session)
