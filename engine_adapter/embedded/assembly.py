@@ -72,7 +72,7 @@ def assemble(config: EngineConfig) -> Assembly:
     """Build everything; nothing runs yet. Fetches and converts the model the first time.
 
     Raises ``WeightsError``, ``ModelError``, ``TemplateError``, ``MediumError`` for a disk that cannot be opened, and
-    ``OSError`` for an event port that is taken.
+    ``zmq.ZMQError`` for an event port that is taken.
     """
     if config.threads:
         torch.set_num_threads(config.threads)

@@ -7,6 +7,7 @@ ignored, as SGLang does. Source: OpenAI's API reference; SGLang 0.5.23 for ``rid
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from engine_adapter.messages import check_tools
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
+_FIELD = re.compile(r"`\$\.(\w+)")  # msgspec ends its messages with the place: at `$.messages[0].role`
 _MAX_SEED = 2**63 - 1
 
 Json = dict[str, Any]  # decoded JSON at the wire's edge
@@ -169,8 +171,8 @@ def _decode(data: bytes, kind: type[_Decoded]) -> _Decoded:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        where = str(error).rpartition("`$")[2].strip("`.").split("[")[0].split(".")[0]
-        raise RequestError(f"the body is not a request: {error}", param=where or None) from error
+        where = _FIELD.search(str(error))
+        raise RequestError(f"the body is not a request: {error}", param=where[1] if where else None) from error
 
 
 def _call(body: _Body, request_id: str | None, *, max_tokens: int | None, **prompt: Any) -> Call:

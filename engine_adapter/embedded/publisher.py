@@ -45,11 +45,15 @@ class EventPublisher:
     """Publishes one engine's KV events. ``publish`` is thread-safe and returns at once."""
 
     def __init__(self, options: PublisherOptions = PublisherOptions()) -> None:
-        """Bind both sockets and start the thread. Raises ``OSError`` (``zmq.ZMQError``) where an address is taken."""
+        """Bind both sockets and start the thread. Raises ``zmq.ZMQError`` where an address is taken."""
         self._options = options
         self._context = zmq.Context()
-        self._events = self._bind(zmq.PUB, options.port, options.queued_batches)
-        self._replay = self._bind(zmq.ROUTER, options.replay_port, options.replay_batches + 1)
+        try:
+            self._events = self._bind(zmq.PUB, options.port, options.queued_batches)
+            self._replay = self._bind(zmq.ROUTER, options.replay_port, options.replay_batches + 1)
+        except zmq.ZMQError:
+            self._context.destroy(linger=0)
+            raise
         self.port, self.replay_port = _bound_port(self._events), _bound_port(self._replay)
         self.topic = options.topic
         self._queue: deque[EventBatch] = deque()
