@@ -273,7 +273,7 @@ def _format_grammar(wanted: Json | None) -> Grammar | None:
 
 
 def _ids(prompt: object) -> list[int]:
-    if not isinstance(prompt, list) or not all(isinstance(i, int) for i in prompt):
+    if not isinstance(prompt, list) or not all(type(i) is int for i in prompt):
         raise RequestError("the prompt must be text or token ids", param="prompt")
     return prompt
 
