@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from engine_adapter.prompt_errors import PromptError
 
@@ -78,7 +79,8 @@ def unused_marks(values: object, count: int) -> list[str]:
     """
     used: set[str] = set()
     _collect_private(values, used)
-    found = [char for code in range(_FIRST_PRIVATE, _LAST_PRIVATE + 1) if (char := chr(code)) not in used][:count]
+    free = (char for code in range(_FIRST_PRIVATE, _LAST_PRIVATE + 1) if (char := chr(code)) not in used)
+    found = list(islice(free, count))
     if len(found) < count:
         raise PromptError("the messages use every private-use character of Unicode")
     return found
