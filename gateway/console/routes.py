@@ -139,9 +139,13 @@ class _Console:
 
 
 def _page(html: str, status: int = 200) -> web.Response:
-    return web.Response(text=html, status=status, content_type="text/html", charset="utf-8", headers=HEADERS)
+    response = web.Response(text=html, status=status, content_type="text/html", charset="utf-8", headers=HEADERS)
+    response.enable_compression()
+    return response
 
 
 def _whole_number(text: str | None) -> int | None:
     """A number below 2**63 as SQLite takes it, ``None`` for anything else."""
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else None
+    if text is None or not text.isascii() or not text.isdigit() or len(text) > 19:
+        return None
+    return number if (number := int(text)) < 2**63 else None

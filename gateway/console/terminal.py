@@ -11,7 +11,7 @@ from gateway.console.views import RunView, StepView, money_views, run_view
 from tracing.record import RequestRecord
 from tracing.store import RunSummary
 
-MIN_WIDTH: Final = 90
+MIN_WIDTH: Final = 94
 _RESET: Final = "\x1b[0m"
 # what each kind of segment is drawn with, and its colour (256-colour palette)
 _INK: Final = {
@@ -60,7 +60,9 @@ def run_waterfall(records: Sequence[RequestRecord], *, width: int = 120, colour:
     pages = run_view(records).pages
     views = [run_view(records, page) for page in range(1, pages + 1)]
     width = max(width, MIN_WIDTH)
-    name_width = min(30, max([8, *(len(printable(step.name)) for view in views for step in view.steps)]))
+    name_width = min(
+        30 if width >= 110 else 18, max([8, *(len(printable(step.name)) for view in views for step in view.steps)])
+    )
     room = width - (4 + name_width + 2 + 2 + 7 + 10 + 15 + 15)
     time_width = max(10, room // 2)
     token_width = max(10, room - time_width)
