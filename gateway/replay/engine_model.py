@@ -19,13 +19,14 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import ulp
 
 from gateway.replay.caches import EngineCaches
 from gateway.replay.performance import EnginePerformance
 from gateway.replay.workload import TraceRequest, Workload
 from kvstore.page import Tier
 
-EPSILON_S = 1e-9
+EPSILON_S, EPSILON_STEPS = 1e-9, 1e-6
 TierTokens = tuple[int, int, int, int]
 
 
@@ -132,9 +133,11 @@ class SimulatedEngine:
     def run(self, now_s: float) -> None:
         """Do what is due now: first tokens, ends, starts."""
         self.advance(now_s)
-        if self._prefilling is not None and self._prefill_left_s <= EPSILON_S:
+        slack_s = _slack_s(now_s)
+        reached = self._steps + slack_s / self._iteration_s() + EPSILON_STEPS
+        if self._prefilling is not None and self._prefill_left_s <= slack_s:
             self._prefilled(self._prefilling, now_s)
-        while self._decoding and self._decoding[0][0] <= self._steps + 1e-6:
+        while self._decoding and self._decoding[0][0] <= reached:
             self._finish(heapq.heappop(self._decoding)[2], now_s)
         self._start(now_s)
 
@@ -198,7 +201,7 @@ class SimulatedEngine:
         self._waits_for_memory = False
         if self._prefilling is not None or len(self._decoding) >= self.performance.running_limit:
             return
-        flight = next((flight for flight in self._queue if flight.ready_s <= now_s + EPSILON_S), None)
+        flight = next((flight for flight in self._queue if flight.ready_s <= now_s + _slack_s(now_s)), None)
         if flight is None:
             return
         request, device = flight.request, self.caches.device
@@ -256,3 +259,8 @@ class SimulatedEngine:
         self.caches.device.give(flight.tail_tokens)
         flight.finished_s = now_s
         self._on_finished(flight, now_s)
+
+
+def _slack_s(now_s: float) -> float:
+    """Return what counts as due: a clock that is far from 0 cannot show shorter times."""
+    return EPSILON_S + 4 * ulp(now_s)

@@ -165,7 +165,7 @@ class _BlockTree:
 def _assemble(header: TraceHeader, tree: _BlockTree, ended: list[tuple[TraceRequest, int]]) -> Workload:
     of_block, starts, parents = tree.segments()
     flat = np.array(tree.hashes, dtype=np.uint64)
-    stops = [*starts[1:], len(flat)]
+    stops = [*starts, len(flat)][1:]
     tokens = [(stop - start) * header.block_tokens for start, stop in zip(starts, stops, strict=True)]
     end_tokens: list[int] = []
     for segment, parent in enumerate(parents):
@@ -182,6 +182,9 @@ def _assemble(header: TraceHeader, tree: _BlockTree, ended: list[tuple[TraceRequ
         _link_sessions(requests)
     else:
         requests.sort(key=lambda request: request.at_s)
+        begin_s = requests[0].at_s  # traces may count from any moment, ours begin at 0
+        for request in requests:
+            request.at_s -= begin_s
     hashes = [flat[start:stop] for start, stop in zip(starts, stops, strict=True)]
     return Workload(header, requests, tokens, end_tokens, hashes)
 
