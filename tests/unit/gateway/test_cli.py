@@ -1,0 +1,64 @@
+"""The command line: help for strangers, and errors that say where to look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.cli import COMMANDS, main
+from gateway.identity import digest_of
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert all(f"    {name} " in text for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    assert f"keepwarm {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], ["dance"], ["serve", "--prot", "1"]])
+def test_a_wrong_word_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_a_typo_stops_the_start(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "keepwarm.toml"
+    path.write_text("[server]\nprot = 1\n")
+    assert main([command, "--config", str(path)]) == 1
+    assert f"{path}: server.prot: there is no such setting" in capsys.readouterr().err
+
+
+def test_check_names_what_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "keepwarm.toml"
+    path.write_text(
+        "home = 'state'\n[billing]\nprices = 'none.toml'\n[[instances]]\nid = 'a'\nurl = 'http://127.0.0.1:1'\n"
+        "[[models]]\nname = 'm'\ntokenizer = '/nowhere'\n"
+    )
+    assert main(["check", "--config", str(path)]) == 1
+    out, err = capsys.readouterr()
+    assert "ok   settings" in out
+    assert "ok   home" in out
+    for name in ("prices", "instance a", "tokenizer of m"):
+        assert f"FAIL {name}" in err
+
+
+def test_a_new_key_is_shown_once_and_its_digest_is_what_goes_into_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["key", "dev", "--team", "red"]) == 0
+    out = capsys.readouterr().out
+    secret = out.split("shown this once: ")[1].split()[0]
+    assert out.count(secret) == 1
+    assert f'sha256 = "{digest_of(secret)}"' in out
+    assert 'team = "red"' in out
