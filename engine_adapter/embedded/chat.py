@@ -137,7 +137,7 @@ def read_chat(data: bytes, *, request_id: str | None = None) -> Call:
         max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
         token_ids=None if body.input_ids is None else tuple(body.input_ids),
         messages=body.messages,
-        tools=None if body.tool_choice == "none" else tools,
+        tools=tools,  # with tool_choice "none" too: a prompt that loses its tools loses its cached prefix with them
         tool_use=tool_use,
         tool_names=frozenset(_tool_schema(tool).name for tool in tools or ()),
         grammar=grammar,
