@@ -70,7 +70,7 @@ class RoutingSettings(_Strict):
     prefill_tokens_per_s: Annotated[float, Field(gt=0)] = 2_000.0
     host_tokens_per_s: Annotated[float, Field(gt=0)] = 200_000.0
     disk_tokens_per_s: Annotated[float, Field(gt=0)] = 20_000.0
-    pool_tokens_per_s: Annotated[float, Field(gt=0)] = 20_000.0
+    pool_tokens_per_s: Annotated[float, Field(gt=0)] = 10_000.0
     index_bytes: Count = 256 << 20
 
 
