@@ -1,7 +1,7 @@
 """Prompts as token ids and block hashes, made beside the event loop, never on it when they are long.
 
 Each model has at most one encoder. A model without one (no readable tokenizer) is still served: its requests are routed
-by load alone, and their records say so.
+by load alone, and their records say so. Prompts that come as token ids need none.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class PromptBook:
     ) -> Prompt | None:
         """Return the prompt as the engine will see it, ``None`` where it cannot be known."""
         encoder = self._encoders.get(model)
-        if encoder is None or (ask.messages is None and ask.prompt is None):
+        if not _is_encodable(ask, encoder):
             return None
         sizes, seed = tuple(set(block_sizes)), routing_seed(model, None, salt)
         if body_bytes <= INLINE_BYTES:
@@ -87,7 +87,14 @@ class PromptBook:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _encode(encoder: PromptEncoder, ask: Ask, seed: int, sizes: Sequence[int]) -> Prompt | None:
+def _is_encodable(ask: Ask, encoder: PromptEncoder | None) -> bool:
+    """Tell whether the prompt's ids can be had: they were sent, or there is an encoder for what was."""
+    if ask.messages is None and (ask.prompt is None or not isinstance(ask.prompt, str)):
+        return ask.prompt is not None
+    return encoder is not None
+
+
+def _encode(encoder: PromptEncoder | None, ask: Ask, seed: int, sizes: Sequence[int]) -> Prompt | None:
     try:
         token_ids = _token_ids(encoder, ask)
         return Prompt(len(token_ids), {size: routing_hashes(token_ids, size, seed) for size in sizes})
@@ -95,7 +102,11 @@ def _encode(encoder: PromptEncoder, ask: Ask, seed: int, sizes: Sequence[int]) -
         return None  # an odd role, a lone surrogate, an id out of range: the engine will say what is wrong
 
 
-def _token_ids(encoder: PromptEncoder, ask: Ask) -> Sequence[int]:
+def _token_ids(encoder: PromptEncoder | None, ask: Ask) -> Sequence[int]:
+    if ask.messages is None and ask.prompt is not None and not isinstance(ask.prompt, str):
+        return ask.prompt
+    assert encoder is not None
     if ask.messages is not None:
         return encoder.encode_chat(ask.messages, ask.tools)
-    return encoder.encode_text(ask.prompt) if isinstance(ask.prompt, str) else ask.prompt or ()
+    assert isinstance(ask.prompt, str)
+    return encoder.encode_text(ask.prompt)
