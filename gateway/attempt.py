@@ -25,6 +25,9 @@ from tracing.messages import message_chain
 from tracing.record import Outcome
 from tracing.runs import RunLinker
 
+LONG_BODY_BYTES = 1 << 17
+"""Bodies longer than this are read and edited in a thread: other streams must not wait for them."""
+
 _ERROR_BODY_BYTES = 1 << 20
 _MAY_GO_ELSEWHERE = frozenset({429, 503})
 _PASSED_HEADERS = ("content-type", "retry-after")
@@ -69,7 +72,11 @@ class Attempter:
         )
         headers = {"content-type": "application/json", **_traced(draft), **instance.spec.headers, **prepared.headers}
         url = f"{instance.spec.url}{_PATHS[ask.endpoint]}"
-        send = self._client.request("POST", url, headers, upstream_body(ask, prepared.members, body))
+        if len(body) > LONG_BODY_BYTES:
+            sent = await asyncio.to_thread(upstream_body, ask, prepared.members, body)
+        else:
+            sent = upstream_body(ask, prepared.members, body)
+        send = self._client.request("POST", url, headers, sent)
         writer = StreamWriter(reply, self._options.relay) if ask.stream else None
         draft.begin_attempt(instance.id)
         draft.sent_ns, draft.engine_may_work = draft.now_ns(), True

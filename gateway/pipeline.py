@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from engine_adapter.errors import ConnectFailed
-from gateway.attempt import Attempter, Refused
+from gateway.attempt import LONG_BODY_BYTES, Attempter, Refused
 from gateway.dispatch import Dispatcher
 from gateway.draft import Draft, labels_of
 from gateway.errors import BadRequest, Draining, GatewayError, NoInstance, UpstreamUnusable
@@ -36,7 +36,7 @@ from gateway.prompts import PromptBook
 from gateway.protocols.openai import Ask, read_ask
 from gateway.recorder import Recorder
 from gateway.relay import ClientGone, Reply
-from tracing.messages import message_chain, new_tool_result_ids, tool_result_ids
+from tracing.messages import MessageChain, message_chain, new_tool_result_ids, tool_result_ids
 from tracing.record import Outcome
 from tracing.runs import RunEvidence, RunLinker
 
@@ -55,14 +55,31 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
+class Words:
+    """What a conversation says of the run that it belongs to."""
+
+    chain: MessageChain
+    result_ids: tuple[str, ...]
+    new_result_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Admitted:
     """A request after stages 1 and 2."""
 
     ask: Ask
+    words: Words
     body: bytes
     caller: Caller
     model: str
     salt: str | None
+
+
+def _read(body: bytes, endpoint: str) -> tuple[Ask, Words]:
+    """Stages 1 and half of 3: all that is linear in the body and needs nothing but it. Raises ``BadRequest``."""
+    ask = read_ask(body, endpoint)
+    messages = ask.messages or ()
+    return ask, Words(message_chain(messages), tool_result_ids(messages), new_tool_result_ids(messages))
 
 
 class Pipeline:
@@ -148,26 +165,28 @@ class Pipeline:
         caller = self._keys.authenticate(arrival.headers)
         draft.identity, draft.is_admitted = caller.identity, True
         body = await arrival.read_body()
-        ask = read_ask(body, arrival.endpoint)
+        is_long = len(body) > LONG_BODY_BYTES
+        ask, words = (
+            await asyncio.to_thread(_read, body, arrival.endpoint) if is_long else _read(body, arrival.endpoint)
+        )
         draft.model, draft.stream, draft.salted = ask.model, ask.stream, ask.cache_salt is not None
         model = self._models.resolve(ask.model, caller)
         draft.served_model, draft.counts_checked = model, self._models.options(model).counts_checked
-        return Admitted(ask, body, caller, model, effective_salt(caller, ask.cache_salt))
+        return Admitted(ask, words, body, caller, model, effective_salt(caller, ask.cache_salt))
 
     def _link(self, admitted: Admitted, headers: Mapping[str, str], draft: Draft) -> None:
-        messages = admitted.ask.messages or ()
+        words = admitted.words
         run_id = headers.get("x-keepwarm-run") or None
         if run_id is not None and (len(run_id) > _RUN_ID_CHARS or not run_id.isprintable()):
             raise BadRequest(f"x-keepwarm-run must be printable and at most {_RUN_ID_CHARS} characters")
-        draft.chain = message_chain(messages)
-        draft.tool_results = new_tool_result_ids(messages)
+        draft.chain, draft.tool_results = words.chain, words.new_result_ids
         draft.link = self._linker.link(
             RunEvidence(
                 key_id=admitted.caller.identity.key_id,
                 request_id=draft.request_id,
                 at_ns=draft.arrived_ns,
                 explicit_run_id=run_id,
-                tool_result_ids=tool_result_ids(messages),
+                tool_result_ids=words.result_ids,
                 message_hashes=draft.chain,
             )
         )

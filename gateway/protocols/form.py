@@ -20,6 +20,8 @@ from json.decoder import scanstring  # type: ignore[attr-defined]  # public in t
 _SPACE = re.compile(r"[ \t\n\r]*")
 _KEEP = object()
 MAX_MEMBERS = 4096
+LONG_CHARS = 1 << 18
+"""In texts longer than this, arrays are read element by element, so that a thread that reads one lets others run."""
 
 
 class FormError(ValueError):
@@ -141,7 +143,8 @@ def _scan_object(text: str, start: int, whole: bool) -> Form:
         if text[at : at + 1] != ":":
             raise FormError(f"':' is expected at character {at}")
         value_start = _skip(text, at + 1)
-        value, value_end = _scan_value(text, value_start)
+        is_long_array = len(text) > LONG_CHARS and text[value_start : value_start + 1] == "["
+        value, value_end = _scan_array(text, value_start) if is_long_array else _scan_value(text, value_start)
         members.append(Member(name, value, key_start, value_start, value_end))
         if len(members) > MAX_MEMBERS:
             raise FormError(f"the body has more than {MAX_MEMBERS} members")
@@ -151,6 +154,24 @@ def _scan_object(text: str, start: int, whole: bool) -> Form:
             return _finish(text, first, at + 1, members, whole)
         if mark != ",":
             raise FormError(f"',' or '}}' is expected at character {at}")
+        at = _skip(text, at + 1)
+
+
+def _scan_array(text: str, start: int) -> tuple[list[object], int]:
+    """Do what ``_scan_value`` does for an array, one C call an element."""
+    items = list[object]()
+    at = _skip(text, start + 1)
+    if text[at : at + 1] == "]":
+        return items, at + 1
+    while True:
+        item, at = _scan_value(text, at)
+        items.append(item)
+        at = _skip(text, at)
+        mark = text[at : at + 1]
+        if mark == "]":
+            return items, at + 1
+        if mark != ",":
+            raise FormError(f"',' or ']' is expected at character {at}")
         at = _skip(text, at + 1)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.protocols.form import FormError, Raw, scan
+from gateway.protocols.form import LONG_CHARS, FormError, Raw, scan
 
 _json = st.recursive(
     st.none()
@@ -64,6 +64,24 @@ def test_an_edit_changes_its_members_and_nothing_else(
     kept = [form.text[m.start : m.end] for m in form.members if m.name not in edits and m.name not in drop]
     old = {m.name for m in form.members}
     assert [after.text[m.start : m.end] for m in after.members if m.name not in edits and m.name in old] == kept
+
+
+@_relaxed
+@given(st.lists(_json, max_size=5), _space)
+def test_long_texts_are_read_alike(items: list[Any], space: str) -> None:
+    array = "[" + ",".join(f"{space}{json.dumps(item)}{space}" for item in items) + (space if not items else "") + "]"
+    text = f'{{"long":"{"x" * LONG_CHARS}","items":{space}{array},"after":1}}'
+    form = scan(text.encode())
+    assert form.values == json.loads(text)
+    assert form.edited({"after": 2}) == text[:-2] + "2}"
+
+
+@pytest.mark.parametrize("array", ["[", "[1", "[1,", "[1,]", "[1 2]", "[,]", "[tru]"])
+def test_long_texts_are_refused_alike(array: str) -> None:
+    with pytest.raises(FormError):
+        scan(f'{{"long":"{"x" * LONG_CHARS}","items":{array}'.encode())
+    with pytest.raises(FormError):
+        scan(f'{{"long":"{"x" * LONG_CHARS}","items":{array}}}'.encode())
 
 
 def test_escapes_order_numbers_and_spaces_survive() -> None:
