@@ -14,7 +14,8 @@ from gateway.replay.measures import Summary
 
 WIDTH, HEIGHT = 1120, 460
 _COLOURS = ("#2a6fbb", "#d9822b", "#3a9b57", "#b04a8f", "#7a6cc4", "#8a8a8a")
-_TIER_COLOURS = {"device": "#2a6fbb", "host": "#3a9b57", "disk": "#d9822b", "pool": "#b04a8f"}
+_TIER_COLOURS = {"device": "#1f3a5f", "host": "#4f9d9d", "disk": "#c9a227", "pool": "#8c564b"}
+_LABELLED_LIMIT = 4  # more policies than this are told apart by their bars' titles only
 _TOP, _BOTTOM, _PANEL = 70, 360, 290
 _LEFTS = (70, 450, 820)
 
@@ -47,7 +48,7 @@ def _ttft(summaries: Sequence[Summary], left: float) -> Iterator[str]:
     for power in range(low, high + 1):
         yield _line(left, up(10**power), left + _PANEL, up(10**power))
         yield _text(left - 8, up(10**power) + 4, f"{10.0**power:g}", anchor="end")
-    for percent in (0, 50, 90, 100):
+    for percent in (0, 50, 90):
         yield _text(left + _PANEL * percent / 100, _BOTTOM + 18, f"p{percent}", anchor="middle")
     for summary, colour in zip(summaries, _cycle(), strict=False):
         curve = summary.ttft_curve_s
@@ -73,6 +74,8 @@ def _hits(summaries: Sequence[Summary], left: float) -> Iterator[str]:
             share = summary.tier_hit_shares[tier]
             yield _bar(x, width, base, base + share, colour, f"{summary.policy}, {tier}: {100 * share:.1f} %")
             base += share
+        if len(summaries) <= _LABELLED_LIMIT:
+            yield _text(x + width / 2, _BOTTOM + 18, summary.policy, size=10, anchor="middle")
         bound = _up_share(summary.bound_hit_share)
         yield (
             f'<line x1="{x - 4:.1f}" y1="{bound:.1f}" x2="{x + width + 4:.1f}" y2="{bound:.1f}" stroke="#333" '
