@@ -61,7 +61,7 @@ def test_a_header_names_the_request_before_the_body_does() -> None:
     [
         ({"tools": [ADD]}, "free", False, True),
         ({"tools": [ADD], "tool_choice": "auto"}, "free", False, True),
-        ({"tools": [ADD], "tool_choice": "none"}, "none", True, False),
+        ({"tools": [ADD], "tool_choice": "none"}, "none", False, True),
         ({"tools": [ADD], "tool_choice": "required"}, "forced", True, True),
         ({"tools": [ADD, SUB], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "forced", True, True),
         ({"tools": []}, "none", False, False),
