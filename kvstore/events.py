@@ -7,6 +7,7 @@ them in order of sequence numbers. ``hashes`` are the source's own names for its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstore.page import Tier
@@ -16,9 +17,9 @@ from kvstore.page import Tier
 class BlocksStored:
     """A chain of blocks became readable in ``tier``. ``len(token_ids) == len(hashes) * block_size``."""
 
-    hashes: tuple[int, ...]
+    hashes: Sequence[int]
     parent: int | None
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     block_size: int
     tier: Tier
     salt: str | None = None
@@ -29,7 +30,7 @@ class BlocksStored:
 class BlocksRemoved:
     """These blocks are no longer readable in ``tier``."""
 
-    hashes: tuple[int, ...]
+    hashes: Sequence[int]
     tier: Tier
 
 

@@ -75,14 +75,19 @@ class DeviceTier(SlottedTier):
 
         ``False`` if another slot already holds the page: this one stays private, and is as good for its owner.
         """
+        return self.publish_all([(slot, key, meta)])[0]
+
+    def publish_all(self, pages: Sequence[tuple[int, PageKey, PageMeta]]) -> list[bool]:
+        """Do ``publish`` for each (slot, key, meta), told as one change: a chain given in order is then one event."""
         with self._lock:
-            if not self._table.publish(slot, key, meta):
-                return False
-            self._sums[slot] = None
-            self._stats.puts += 1
-            self._tell(PagesStored(self.tier, ((key, meta),)))
+            published = [self._table.publish(slot, key, meta) for slot, key, meta in pages]
+            stored = [page for page, done in zip(pages, published, strict=True) if done]
+            for slot, _, _ in stored:
+                self._sums[slot] = None
+            self._stats.puts += len(stored)
+            self._tell(PagesStored(self.tier, tuple((key, meta) for _, key, meta in stored)) if stored else None)
         self._deliver()
-        return True
+        return published
 
     def retain(self, slots: Sequence[int]) -> None:
         """Add one pin to each; they are published, or pinned already."""

@@ -55,6 +55,8 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path, pool_server: PoolServe
     tier, flip = build(size, changes.append, tmp_path, pool_server)
     yield Bench(tier, changes, flip)
     tier.check()
+    newcomers = [page(entry) for entry in strangers(CAPACITY_PAGES, first_token=900_000)]
+    assert all(tier.put(newcomers)), "a pin was left behind"
     tier.close()
     tier.close()
 

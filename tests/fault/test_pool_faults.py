@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -20,7 +20,7 @@ from kvstore.errors import MediumError
 from kvstore.page import PageKey
 from kvstore.tiers.base import PagesRemoved, TierChange
 from kvstore.tiers.pool import PoolTier
-from kvstore.tiers.pool_client import PoolOptions
+from kvstore.tiers.pool_client import Command, PoolOptions
 from kvstore.tiers.pool_server import PoolServer
 from tests.samples.pages import LAYOUT, buffers, chain, page, page_data, strangers
 
@@ -210,6 +210,27 @@ def test_the_accounts_follow_a_server_that_evicts(server: PoolServer, client: re
     assert changes[-1] == PagesRemoved(tier.tier, (KEYS[3],))
     assert tier.put([page(PAGES[3])]) == [True]
     assert reads(tier, KEYS) == RIGHT
+    tier.close()
+
+
+def test_a_page_that_is_put_while_another_reader_misses_it_stays_in_the_accounts(
+    server: PoolServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = open_tier(server.url)
+    tier.put([page(PAGES[0])])
+    client.delete(name_of(client, KEYS[0]))
+    ask = tier._server.ask
+
+    def ask_and_be_overtaken(commands: Sequence[Command], deadline_s: float | None = None) -> list[object] | None:
+        replies = ask(commands, deadline_s)
+        monkeypatch.undo()
+        assert tier.put([page(PAGES[0])]) == [True]
+        return replies
+
+    monkeypatch.setattr(tier._server, "ask", ask_and_be_overtaken)
+    assert reads(tier, KEYS[:1]) == [None]
+    assert tier.stats().used_bytes == LAYOUT.page_bytes
+    assert reads(tier, KEYS[:1]) == RIGHT[:1]
     tier.close()
 
 
