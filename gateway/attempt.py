@@ -102,12 +102,13 @@ class Attempter:
     ) -> UpstreamResponse:
         """Wait for the answer's head, with heartbeats for a client that streams."""
         limit_s = self._options.relay.first_byte_timeout_s
-        task = asyncio.ensure_future(send)
+        task, is_taken = asyncio.ensure_future(send), False
         try:
             async with asyncio.timeout(limit_s):
                 while True:
                     await asyncio.wait({task}, timeout=writer.heartbeat_due_s() if writer is not None else None)
                     if task.done():
+                        is_taken = True
                         return task.result()
                     if writer is not None:
                         await writer.start(self.headers(draft))
@@ -119,6 +120,8 @@ class Attempter:
             if not task.done():
                 task.cancel()
                 await asyncio.wait({task})
+            if not is_taken and not task.cancelled() and task.exception() is None:
+                task.result().close()  # it came at the very moment when nobody wanted it any more
 
     async def _answer(
         self, response: UpstreamResponse, route: Route, writer: StreamWriter | None, draft: Draft, reply: Reply

@@ -22,6 +22,7 @@ from radix_index.source import SourceFold
 
 _log = logging.getLogger(__name__)
 
+_PROBE_BYTES = 1 << 20
 OnDescribed = Callable[["Instance"], Awaitable[None]]
 
 
@@ -190,7 +191,10 @@ class Fleet:
         try:
             async with asyncio.timeout(self._options.timeout_s):
                 response = await self._client.request("GET", f"{spec.url}{spec.adapter.health_path}", spec.headers)
-                response.close()
+                try:
+                    await response.read_all(_PROBE_BYTES)  # to its end, so that the connection is kept
+                finally:
+                    response.close()
         except ConnectFailed:
             self._lost(instance, _NOBODY)
             return False
@@ -225,8 +229,9 @@ class Fleet:
         self._changed.set()
 
     def _lost(self, instance: Instance, why: str) -> None:
-        if instance.is_healthy:
-            _log.warning("instance %s (%s) takes no requests: %s", instance.id, instance.spec.url, why)
+        if instance.is_healthy or why != instance.trouble:
+            level = logging.WARNING if instance.is_healthy else logging.INFO
+            _log.log(level, "instance %s (%s) takes no requests: %s", instance.id, instance.spec.url, why)
         instance.is_healthy, instance.trouble = False, why
         self._changed.set()
 

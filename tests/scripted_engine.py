@@ -36,6 +36,7 @@ class Asked:
     path: str
     headers: dict[str, str]
     body: bytes
+    peer: object = None  # the connection's other end
 
     @property
     def json(self) -> Json:
@@ -164,6 +165,7 @@ class ScriptedEngine:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         asked = Asked(request.path, {k.lower(): v for k, v in request.headers.items()}, await request.read())
+        asked.peer = request.transport.get_extra_info("peername") if request.transport else None
         self.asked.append(asked)
         async with self._flight():
             return await self._play(request, self.script_for(asked))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -113,6 +114,25 @@ async def test_a_stream(client: Client, engine: ScriptedEngine, asks: bool) -> N
     assert (record.usage.prompt_tokens, record.usage.hit_tokens, record.usage.output_tokens) == (12, 8, 2)
     assert record.stamps.ttft_ns is not None
     assert record.finish_reason == "stop"
+
+
+async def test_connections_to_an_engine_are_kept(client: Client, engine: ScriptedEngine) -> None:
+    for number in range(6):
+        is_stream = number % 2 == 0
+        engine.script = Script(events=stream(["a"])) if is_stream else Script(body=answer("a"))
+        async with client.chat(stream=is_stream) as response:
+            await response.read()
+        await client.records(number + 1)
+    assert len({asked.peer for asked in engine.asked}) == 1
+
+
+async def test_a_huge_prompt_goes_through_byte_for_byte(client: Client, engine: ScriptedEngine) -> None:
+    messages = [{"role": "user", "content": "The quick brown fox. " * 100} for _ in range(12_000)]
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    assert len(body) > 25_000_000
+    async with client.session.post(f"{client.url}/v1/chat/completions", data=io.BytesIO(body)) as response:
+        assert response.status == 200
+    assert engine.asked[0].body == body[:-1] + b',"return_cached_tokens_details":true}'
 
 
 @pytest.mark.parametrize(
