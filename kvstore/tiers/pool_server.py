@@ -22,8 +22,8 @@ from kvstore.errors import MediumError
 _STARTUP_S = 20.0
 _POLL_S = 0.02
 # The shell waits for its input to end, as it does when the owner closes it or dies in whatever way. It lets go of its
-# output, which then ends when the server does.
-_WATCH_OWNER = '"$@" & exec >&- 2>&-; read -r _; kill $!; wait'
+# output, which then ends when the server does. Its name, $0, is the folder to leave nothing of.
+_WATCH_OWNER = '"$@" & exec >&- 2>&-; read -r _; kill $!; wait; rm -rf -- "$0"'
 
 
 class PoolServer:
@@ -59,7 +59,7 @@ class PoolServer:
         }  # fmt: skip
         flags = [word for name, value in arguments.items() for word in (f"--{name}", value)]
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", _WATCH_OWNER, "sh", str(binary), *flags],
+            ["/bin/sh", "-c", _WATCH_OWNER, str(self._folder), str(binary), *flags],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,  # the owner's Ctrl-C is not for it
         )  # fmt: skip

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import redis
@@ -309,6 +310,17 @@ def test_the_server_ends_with_its_owner_however_that_ends() -> None:
     ended.register(server_fd, select.POLLIN)
     assert ended.poll(30_000), "the server outlived its owner"
     os.close(server_fd)
+
+
+def test_a_stopped_server_leaves_nothing() -> None:
+    server = PoolServer(max_bytes=32 << 20).start()
+    folder = Path(server.url.removeprefix("unix://")).parent
+    assert folder.is_dir()
+    server.stop()
+    server.stop()
+    assert not folder.exists()
+    with pytest.raises(MediumError, match="not running"):
+        _ = server.url
 
 
 def test_a_server_that_cannot_start_says_why() -> None:
