@@ -13,7 +13,7 @@ from tracing.store_schema import INSERT_RECORD, SCHEMA, SCHEMA_VERSION, UPSERT_R
 class TraceStoreOptions:
     """Bounds of the store. ``None`` means unbounded."""
 
-    max_records: int | None = 1_000_000  # oldest runs go first, whole
+    max_records: int | None = 1_000_000  # ended runs go first, oldest and whole, then the first steps of others
     max_age_ns: int | None = 30 * 24 * 3600 * 10**9
     queue_records: int = 10_000  # appended and not yet committed
     batch_records: int = 512  # in one transaction

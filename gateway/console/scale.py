@@ -7,10 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.console.formats import count, duration, share
+from gateway.console.formats import count, share
 from tracing.record import Usage
 
 _STEPS: Final = (1, 2, 5)
+_CLOCK_STEPS_S: Final = (10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
+_DAY_NS: Final = 86_400 * 10**9
+_TICK_ROOM: Final = 13.0  # percent of the axis that a label takes
+_SLIVER: Final = 0.4  # percent: what is shorter is drawn this wide, or it could not be seen
 TOKEN_CLASSES: Final = (
     ("device", "Device", "read from the accelerator's memory"),
     ("host", "Host", "read from host memory"),
@@ -116,12 +120,13 @@ class TimeScale:
         low, high = self._knots_at[right - 1], self._knots_at[right]
         return 100.0 * (low + (high - low) * (ns - start) / (end - start)) / self._length
 
-    def segment(self, kind: str, start_ns: int, end_ns: int, title: str) -> Segment:
-        """A bar's part from one moment to another."""
+    def segment(self, kind: str, start_ns: int, end_ns: int, title: str, *, seen: bool = False) -> Segment:
+        """A bar's part from one moment to another; ``seen``: however short it was."""
         start, end = self.at(start_ns), self.at(end_ns)
-        return Segment(kind, f"{start:.2f}%", f"{max(end - start, 0.0):.2f}%", title)
+        width = max(end - start, _SLIVER if seen else 0.0)
+        return Segment(kind, f"{min(start, 100.0 - width):.2f}%", f"{width:.2f}%", title)
 
-    def ticks(self, wanted: int = 9) -> tuple[Tick, ...]:
+    def ticks(self, wanted: int = 7) -> tuple[Tick, ...]:
         """Round times since the start that lie on uncut stretches of the axis, at most about ``wanted``."""
         if not self._knots_ns:
             return ()
@@ -133,9 +138,9 @@ class TimeScale:
             first = -(-(start - self.start_ns) // step_ns) * step_ns
             for elapsed in range(first, end - self.start_ns + 1, step_ns):
                 at = self.at(self.start_ns + elapsed)
-                if not ticks or at - float(ticks[-1].x[:-1]) >= 10.0:
+                if not ticks or at - float(ticks[-1].x[:-1]) >= _TICK_ROOM:
                     ticks.append(Tick(f"{at:.2f}%", _tick_label(elapsed)))
-        return tuple(tick for tick in ticks if float(tick.x[:-1]) <= 96.0)
+        return tuple(tick for tick in ticks if float(tick.x[:-1]) <= 100.0 - _TICK_ROOM / 2)
 
 
 def _merge(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -152,14 +157,23 @@ def _tick_label(elapsed_ns: int) -> str:
     """A round time without idle decimals."""
     if elapsed_ns == 0:
         return "0"
+    if elapsed_ns >= 60 * 10**9:
+        minutes, seconds = divmod(elapsed_ns // 10**9, 60)
+        return f"{minutes}:{seconds:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
     for unit, size in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
         if elapsed_ns >= size:
-            return f"{elapsed_ns / size:g} {unit}" if elapsed_ns < 60 * 10**9 else duration(elapsed_ns)
+            return f"{elapsed_ns / size:g} {unit}"
     return f"{elapsed_ns} ns"
 
 
 def _round_step(rough_ns: int) -> int:
+    """The smallest round duration that is not shorter: decimal below ten seconds, then as clocks divide."""
     size = 1
-    while size * 10 <= rough_ns:
+    while size < 10**10:
+        for step in _STEPS:
+            if size * step >= rough_ns:
+                return size * step
         size *= 10
-    return next((size * step for step in _STEPS if size * step >= rough_ns), size * 10)
+    return next(
+        (step * 10**9 for step in _CLOCK_STEPS_S if step * 10**9 >= rough_ns), -(-rough_ns // _DAY_NS) * _DAY_NS
+    )

@@ -379,12 +379,13 @@ def _stages(record: RequestRecord, clock: TimeScale) -> tuple[StageView, ...]:
     """Arrival, routing, prefill and generation, as far as the request came."""
     stamps = record.stamps
     ended = max(stamps.closed_ns, stamps.arrived_ns)
+    answered = stamps.first_token_ns is not None
     marks = (
         ("route", "Admit and route", stamps.routed_ns),
         ("send", "Connect and send", stamps.sent_ns),
         ("prefill", "Fetch and prefill, to the first token", stamps.first_token_ns),
-        ("decode", "Generate", stamps.last_token_ns if stamps.first_token_ns is not None else None),
-        ("close", "Close" if stamps.first_token_ns is not None else "Until the end", ended),
+        ("decode", "Generate", stamps.last_token_ns if answered else None),
+        ("close", "Close", ended) if answered else ("prefill", "Until the end, no token came", ended),
     )
     stages: list[StageView] = []
     start = stamps.arrived_ns
@@ -447,5 +448,5 @@ def _gap_view(gap: Gap, clock: TimeScale) -> ToolView:
         names, bounded = ", ".join(call.name for call in gap.calls), f"≤ {took}"
         shared = f", shared by {len(gap.calls)} parallel calls" if len(gap.calls) > 1 else ""
         title = f"{names}: at most {took}{shared} (inferred from the gap between answer and result)"
-    segment = clock.segment(gap.kind.value, gap.started_ns, gap.ended_ns, title)
+    segment = clock.segment(gap.kind.value, gap.started_ns, gap.ended_ns, title, seen=True)
     return ToolView(names, gap.kind.value, bounded, (segment,), f"{anchor[1]:.2f}%", anchor[0])

@@ -144,6 +144,22 @@ def test_cache_markers_reasoning_and_spelling_do_not_break_the_chain() -> None:
     assert (second.run_id, second.method) == (first.run_id, LinkMethod.MESSAGE_CHAIN)
 
 
+def test_a_cache_marker_on_any_kind_of_part_is_ignored() -> None:
+    gateway = Gateway()
+    image: Message = {"type": "image_url", "image_url": {"url": "data:,x"}}
+    tool: Message = {"type": "tool_result", "tool_use_id": "call_0", "content": [{"type": "text", "text": "r"}]}
+    marker = {"cache_control": {"type": "ephemeral"}}
+    marked_tool = {**tool, **marker, "content": [{"type": "text", "text": "r", **marker}]}
+    first = gateway.step([{"role": "user", "content": [image, tool]}], says("x"))
+    second = gateway.step(
+        [{"role": "user", "content": [{**image, **marker}, marked_tool]}, says("x"), user("b")], says("y")
+    )
+    other = {**image, "image_url": {"url": "data:,y"}}
+    third = gateway.step([{"role": "user", "content": [other, tool]}, says("x"), user("b")], says("y"))
+    assert (second.run_id, second.method) == (first.run_id, LinkMethod.MESSAGE_CHAIN)
+    assert third.run_id != first.run_id
+
+
 def test_twins_stay_two_runs_from_the_first_prompt_to_the_last() -> None:
     gateway = Gateway()
     prompt = [SYSTEM, user("a")]
