@@ -24,15 +24,14 @@ import msgspec
 
 from billing import schema
 from billing.errors import LedgerClosedError, LedgerError, LedgerFullError
+from billing.group import Values, write_group
 from billing.journal import Segment, adopt
 from billing.ledger_read import ALL_ROWS, LedgerReader, RowFilter, Totals
 from billing.prices import PriceBook
-from billing.row import LedgerRow, SqlValue, columns, row_values, storable
+from billing.row import LedgerRow, row_values, storable
 from tracing.record import RequestRecord
 
 log = logging.getLogger("keepwarm.billing.ledger")
-
-Values = tuple[SqlValue, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +80,7 @@ class Ledger:
         self._pending: list[Values] = []
         self._in_flight = 0
         self._segment: Segment | None = None
+        self._spare: Segment | None = None  # the next journal file, made before it is needed
         self._sealed: list[Segment] = []
         self._counters = dict.fromkeys(_COUNTERS, 0)
         self._failing_since_ns: int | None = None
@@ -185,12 +185,14 @@ class Ledger:
         status = self.status()
         with self._lock:
             self._thread = None
-            for segment in (*self._sealed, *([self._segment] if self._segment else ())):
+            for segment in (*self._sealed, self._segment, self._spare):
+                if segment is None:
+                    continue
                 if status.pending:
                     segment.close()
                 else:
                     segment.remove()
-            self._sealed, self._segment = [], None
+            self._sealed, self._segment, self._spare = [], None, None
         if status.pending:
             lost = min(status.journal_failures, status.pending)
             raise LedgerError(
@@ -238,21 +240,26 @@ class Ledger:
 
     def _take_group(self) -> list[Values]:
         """Take the next group; seal the journal file when it is full, so that it can go after the commit."""
+        self._prepare_spare()
         with self._lock:
             limit = self._options.max_group_rows
             group, self._pending = self._pending[:limit], self._pending[limit:]
             self._in_flight = len(group)
             if not self._pending and not self._closing:
                 self._hurry.clear()
-            if not self._pending and self._segment and self._segment.size_bytes >= self._options.segment_bytes:
-                try:
-                    fresh = Segment(self._journal_dir)
-                except OSError as error:
-                    log.error("journal of ledger %s: no new file: %s", self.path, error)
-                else:
-                    self._sealed.append(self._segment)
-                    self._segment = fresh
+            if not self._pending and self._segment is not None and self._spare is not None:
+                self._sealed.append(self._segment)
+                self._segment, self._spare = self._spare, None
             return group
+
+    def _prepare_spare(self) -> None:
+        """Make the next journal file when this one is full, without the lock: a slow disk keeps nobody waiting."""
+        segment = self._segment
+        if self._spare is None and segment is not None and segment.size_bytes >= self._options.segment_bytes:
+            try:
+                self._spare = Segment(self._journal_dir)
+            except OSError as error:
+                log.error("journal of ledger %s: no new file: %s", self.path, error)
 
     def _write_until_done(self, group: Sequence[Values]) -> bool:
         """Commit a group, again and again if need be; ``False`` when the ledger closes before it could."""
@@ -269,12 +276,16 @@ class Ledger:
             pause = min(2 * pause, self._options.max_retry_s)
         with self._lock:
             self._succeeded()
+            done, self._sealed = self._sealed, []
+        for segment in done:
+            try:
+                segment.remove()
+            except OSError as error:  # it is imported again some day, and found to be there already
+                log.error("journal %s cannot be removed: %s", segment.path, error)
+        with self._lock:
             self._count(committed=len(group), duplicates=duplicates)
             self._in_flight = 0
-            done, self._sealed = self._sealed, []
             self._wake.notify_all()
-        for segment in done:
-            segment.remove()
         return True
 
     def _succeeded(self) -> None:
@@ -294,54 +305,17 @@ class Ledger:
             self._connection = None
 
     def _write(self, group: Sequence[Values]) -> int:
-        """Commit a group in one transaction and sync it; return how many rows were already there."""
+        """Commit a group and sync it; return how many of its rows were already there."""
         if self._connection is None:
             self._connection = schema.connect(self.path)
-        connection = self._connection
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            try:
-                written = connection.executemany(schema.INSERT, group).rowcount
-                refused = 0
-            except (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, OverflowError):
-                connection.execute("ROLLBACK")
-                connection.execute("BEGIN IMMEDIATE")
-                written, refused = self._write_singly(connection, group)
-            duplicates = len(group) - written - refused
-            conflicts = self._conflicts(connection, group) if duplicates else 0
-            connection.execute("COMMIT")
-        finally:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+        written = write_group(self._connection, group)
+        for request_id in written.conflicts:
+            log.error("ledger %s: a second, different row came for %s; the first stands", self.path, request_id)
+        for request_id, reason in written.refused:
+            log.error("ledger %s: the row of %s cannot be held: %s", self.path, request_id, reason)
         with self._lock:
-            self._count(conflicts=conflicts, refused=refused)
-        return duplicates
-
-    def _write_singly(self, connection: sqlite3.Connection, group: Sequence[Values]) -> tuple[int, int]:
-        """Write row by row, so that one that the table cannot hold harms no other; it is kept aside, whole."""
-        written = refused = 0
-        for values in group:
-            try:
-                written += connection.execute(schema.INSERT, values).rowcount
-            except (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, OverflowError) as error:
-                refused += 1
-                log.error("ledger %s: the row of %s cannot be held: %s", self.path, values[0], error)
-                connection.execute(
-                    "INSERT INTO refused (request_id, reason, payload) VALUES (?, ?, ?)",
-                    (str(values[0]), str(error), msgspec.msgpack.encode(values)),
-                )
-        return written, refused
-
-    def _conflicts(self, connection: sqlite3.Connection, group: Sequence[Values]) -> int:
-        """Count rows whose id is taken by a different row."""
-        find = f"SELECT {', '.join(columns())} FROM requests WHERE request_id = ? AND revision = ?"
-        conflicts = 0
-        for values in group:
-            stored = connection.execute(find, values[:2]).fetchone()
-            if stored is not None and stored != values:
-                conflicts += 1
-                log.error("ledger %s: a second, different row came for %s; the first stands", self.path, values[0])
-        return conflicts
+            self._count(conflicts=len(written.conflicts), refused=len(written.refused))
+        return written.duplicates
 
     def _count(self, **by: int) -> None:
         """Add to the counters; the lock is held."""
@@ -382,7 +356,7 @@ def _encode(values: Values) -> bytes:
 
 def _decode(payload: bytes) -> Values:
     try:
-        version, values = msgspec.msgpack.decode(payload, type=tuple[int, tuple[SqlValue, ...]])
+        version, values = msgspec.msgpack.decode(payload, type=tuple[int, Values])
     except msgspec.DecodeError as error:
         raise LedgerError(f"a journal holds something else than rows: {error}") from error
     if version != schema.SCHEMA_VERSION:
