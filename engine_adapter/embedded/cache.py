@@ -72,8 +72,10 @@ class PageCache:
         if wanted and self.store.lower:
             sequence.loading = self.store.fetch(wanted, fresh[: len(wanted)])
             sequence.loading.add_done_callback(lambda _: self._on_loaded())
-        elif sequence.hit_tokens is None:
-            sequence.hit_tokens = (sequence.computed, 0, 0, 0)
+            self._blank(fresh[len(wanted) :])
+        else:
+            self._blank(fresh)
+            sequence.hit_tokens = sequence.hit_tokens or (sequence.computed, 0, 0, 0)
         return Admission.READY
 
     def loaded(self, sequence: Sequence) -> None:
@@ -94,6 +96,8 @@ class PageCache:
             device, host, disk, pool = (pages * self.page_tokens for pages in hit_pages)
             sequence.hit_tokens = (device, host, disk, pool)
         sequence.computed += len(tiers) * self.page_tokens
+        wanted = len(self._promised[sequence])
+        self._blank(sequence.slots[sequence.published + len(tiers) : sequence.published + wanted])
         self._publish(sequence)
 
     def extend(self, sequence: Sequence) -> bool:
@@ -103,6 +107,7 @@ class PageCache:
         fresh = self.device.allocate(1)
         if fresh is None:
             return False
+        self._blank(fresh)
         sequence.slots += fresh
         return True
 
@@ -119,6 +124,11 @@ class PageCache:
         self.device.release(sequence.slots)
         sequence.slots = []
         sequence.computed = sequence.published = 0
+
+    def _blank(self, slots: list[int]) -> None:
+        """Zero pages before they are used: attention multiplies what it masks by 0, and 0 times garbage may be NaN."""
+        for slot in slots:
+            self.device.kv[slot].zero_()
 
     def _publish(self, sequence: Sequence) -> list[int]:
         """Publish up to ``computed``; return the slots that others can find now."""

@@ -106,7 +106,9 @@ class Engine:
         with self._lock:
             self._stopping = True
         self._wake.set()
-        if self._thread.is_alive():
+        if self._thread.ident is None:
+            self._conclude("abort")
+        else:
             self._thread.join()
 
     def submit(self, request: GenerationRequest, sink: Sink) -> None:
@@ -138,12 +140,19 @@ class Engine:
         self._wake.set()
 
     def load(self) -> EngineLoad:
-        """Return how busy the engine was after its last step, with what was submitted since. From any thread."""
+        """Return how busy the engine was after its last step, with what has changed since. From any thread."""
         with self._lock:
             new = list(self._submitted)
             counts, requests = self._counts, self._numbers
         uncached = counts.waiting_uncached_tokens + sum(sequence.remaining for sequence in new)
-        return replace(counts, waiting=counts.waiting + len(new), waiting_uncached_tokens=uncached, requests=requests)
+        used_pages = self._cache.device.slots - self._cache.available_pages
+        return replace(
+            counts,
+            waiting=counts.waiting + len(new),
+            waiting_uncached_tokens=uncached,
+            used_tokens=used_pages * self._cache.page_tokens,
+            requests=requests,
+        )
 
     def _validate(self, request: GenerationRequest) -> None:
         tokens, sampling = request.token_ids, request.sampling
@@ -171,24 +180,31 @@ class Engine:
         """The engine's thread: whatever ends it, every request gets its last event."""
         reason: FinishReason = "abort"
         try:
-            while self._turn():
-                pass
+            while not self._stopping:
+                if not self.step():
+                    blocked = self._scheduler.waiting and not self._scheduler.running
+                    self.wait(_PAGE_RETRY_S if blocked else None)
         except Exception:  # the supervisor of everything that requests have in common: a bug, not a request's fault
             log.exception("the engine failed")
             reason = "error"
+        self._conclude(reason)
+
+    def _conclude(self, reason: FinishReason) -> None:
+        """End every request and release every page."""
         with self._lock:
             self._stopping = True
+        self._take_in()
         for sequence in list(self._live.values()):
-            self._tell(sequence, Finished(reason, "the engine stopped" if reason == "error" else None))
-        self._live.clear()
-        self._scheduler.end()
+            self._finish(sequence, reason, "the engine failed" if reason == "error" else None)
+        self._scheduler.drain()
 
-    def _turn(self) -> bool:
-        """One step, or a wait for something to do; ``False`` when the engine is to stop."""
+    def step(self) -> bool:
+        """Take in what was submitted and aborted, and compute one step; ``False`` if there was nothing to compute.
+
+        The engine's thread calls this in a loop; whoever wants no thread may call it instead of starting one.
+        """
         self._wake.clear()
         self._take_in()
-        if self._stopping:
-            return False
         step = self._scheduler.schedule()
         for sequence in step.admitted:
             assert sequence.hit_tokens is not None
@@ -200,10 +216,11 @@ class Engine:
             self._compute(step)
             self._steps += 1
         self._take_stock()
-        if not step.chunks:
-            blocked = self._scheduler.waiting and not self._scheduler.running
-            self._wake.wait(_PAGE_RETRY_S if blocked else None)
-        return True
+        return bool(step.chunks)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return when a request, an abort or a page from a lower tier has come since ``step`` began, or in time."""
+        self._wake.wait(timeout_s)
 
     def _take_in(self) -> None:
         """Move what other threads left into the scheduler."""
@@ -277,7 +294,6 @@ class Engine:
         """Make the snapshot that ``load`` returns."""
         scheduler, cache = self._scheduler, self._cache
         loading = sum(sequence.loading is not None for sequence in scheduler.running)
-        used_pages = cache.device.slots - cache.available_pages
         device, host, disk, pool = (self._hit_tokens[tier] for tier in Tier)
         counts = EngineLoad(
             running=len(scheduler.running) - loading,
@@ -285,7 +301,7 @@ class Engine:
             waiting_uncached_tokens=sum(
                 sequence.remaining for sequence in (*scheduler.waiting, *scheduler.running) if sequence.remaining > 1
             ),
-            used_tokens=used_pages * cache.page_tokens,
+            used_tokens=0,  # read when asked for: pages also come back without a step
             total_tokens=cache.device.slots * cache.page_tokens,
             requests=self._numbers,
             finished=dict(self._finished),

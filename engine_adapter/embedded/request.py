@@ -89,7 +89,7 @@ class EngineLoad:
     running: int  # requests in the batch
     waiting: int  # requests that wait for admission or for pages on their way
     waiting_uncached_tokens: int  # prompt tokens still to be computed, of everybody
-    used_tokens: int  # token slots of device pages that a request holds
+    used_tokens: int  # token slots of device pages that a request, or a copy to lower tiers, holds
     total_tokens: int  # token slots of the device tier
     requests: int  # accepted so far
     finished: dict[str, int]  # by reason

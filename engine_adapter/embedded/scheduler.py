@@ -62,11 +62,9 @@ class Scheduler:
         sequence.loading = None
         self.cache.release(sequence)
 
-    def end(self) -> None:
-        """Forget everybody and wait for what the store still writes; every page is released."""
-        for sequence in [*self.waiting, *self.running]:
-            self.remove(sequence)
-        wait(sequence.loading for sequence in self.leaving if sequence.loading is not None)
+    def drain(self) -> None:
+        """Wait until the store has stopped writing for those that left; then every page is released."""
+        wait([sequence.loading for sequence in self.leaving if sequence.loading is not None])
         self._collect_loaded()
 
     def schedule(self) -> Step:

@@ -48,7 +48,7 @@ def resolve_model(spec: str, cache_dir: Path | None = None) -> Path:
     if spec == DEFAULT_MODEL:
         return ensure_default_model(cache_dir)
     folder = Path(spec).expanduser()
-    if folder.is_dir():
+    if spec and folder.is_dir():
         return folder.resolve()
     if folder.is_absolute() or spec.count("/") != 1 or spec.startswith((".", "~")):
         raise WeightsError(f"{spec!r} is neither a folder, nor {DEFAULT_MODEL!r}, nor a hub id (organisation/name)")
@@ -102,7 +102,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as progress
 
-    progress.disable_progress_bar()
+    progress.disable_progress_bar()  # type: ignore[no-untyped-call]
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16)
     config = model.config
