@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gateway.demo.stage import Stage, StageError, free_port
+from engine_adapter.embedded.launch import free_port
+from gateway.demo.stage import Stage, StageError
 from gateway.demo.summary import broken_promises
 from kvstore.page import Tier
 

@@ -55,7 +55,10 @@ def perform(stage: Stage, client: OpenAI, say: Callable[[str], None]) -> dict[st
 def _send_twins(
     stage: Stage, client: OpenAI, run: str, bodies: Iterable[dict[str, Any]], records: Iterable[RequestRecord]
 ) -> dict[str, RequestRecord]:
-    """Send each long prompt once more, cold; return the twins' records by the request id of their originals."""
+    """Send each long prompt once more, cold; return the twins' records by the request id of their originals.
+
+    A twin asks for one token in its own words; neither that nor the missing choice of a tool changes a prompt's ids.
+    """
     originals = {}
     for number, (body, record) in enumerate(zip(bodies, records, strict=True), start=1):
         if record.usage.prompt_tokens >= TWIN_MIN_PROMPT_TOKENS:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -141,10 +140,3 @@ class Stage:
             raise StageError(f"{method} {path}: {error.code} {error.read().decode(errors='replace')}") from None
         except OSError as error:
             raise StageError(f"{method} {path}: {error}") from None
-
-
-def free_port() -> int:
-    """Return a port that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
