@@ -33,8 +33,8 @@ class Client:
     async def records(self, count: int) -> list[RequestRecord]:
         """Return the trace store's records, newest last, once there are so many, and check them against the ledger."""
         ledger = self.gateway.ledger
-        await self.until(lambda: not self.gateway.flights.count and len(self._stored()) >= count)
-        found = self._stored()
+        await self.until(lambda: not self.gateway.flights.count and len(self.stored()) >= count)
+        found = self.stored()
         assert len(found) == count
         assert await asyncio.to_thread(ledger.flush, 5.0)
         rows = {row.request_id: row for row in ledger.rows()}
@@ -45,9 +45,9 @@ class Client:
 
     async def record(self, request_id: str) -> RequestRecord:
         """Return one request's record once it is stored, after comparing it with its ledger row."""
-        await self.until(lambda: any(record.request_id == request_id for record in self._stored()))
+        await self.until(lambda: any(record.request_id == request_id for record in self.stored()))
         assert await asyncio.to_thread(self.gateway.ledger.flush, 5.0)
-        (record,) = (record for record in self._stored() if record.request_id == request_id)
+        (record,) = (record for record in self.stored() if record.request_id == request_id)
         (row,) = (row for row in self.gateway.ledger.rows() if row.request_id == request_id)
         _agree(record, row)
         return record
@@ -58,7 +58,8 @@ class Client:
             while not condition():  # noqa: ASYNC110 - there is nothing to wait on
                 await asyncio.sleep(0.01)
 
-    def _stored(self) -> list[RequestRecord]:
+    def stored(self) -> list[RequestRecord]:
+        """Return what the trace store holds, oldest first."""
         assert self.gateway.traces.flush(5.0)
         return sorted(self.gateway.traces.recent(1000), key=lambda record: record.stamps.arrived_ns)
 

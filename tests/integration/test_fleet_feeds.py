@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine_adapter.embedded.publisher import EventPublisher, PublisherOptions
-from kvstore.block import content_hashes, event_hash
+from kvstore.block import content_hashes, event_hash, routing_hashes, routing_seed
 from kvstore.events import BlocksRemoved, BlocksStored, TierCleared
 from kvstore.page import Tier
 from radix_index.base import Knowledge
@@ -73,7 +73,9 @@ def _knowledge(client: Client, instance: str) -> Knowledge | None:
 
 
 def _blocks(client: Client) -> int:
-    return client.gateway.index.stats().blocks
+    """Return the longest run of the prompt's blocks that the index knows anywhere."""
+    hashes = routing_hashes(PROMPT, BLOCK, routing_seed("m"))
+    return max((match.blocks for match in client.gateway.index.match(hashes).values()), default=0)
 
 
 async def _routed(client: Client, tokens: Sequence[int], **more: str) -> tuple[str, int, tuple[int, ...], bool]:
