@@ -11,13 +11,14 @@ letting those pass that are still being fetched.
 
 Fetch or recompute: from the blocks that follow the device's match in lower tiers the engine fetches the leading run
 that saves most time, which may be none. Fetches of one engine run one after another over its link, beside its queue.
+What was on the device when a request came and is evicted while it waits is fetched too, where a lower tier has it.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ulp
 
@@ -44,12 +45,11 @@ class Flight:
     finished_s: float = 0.0
     hit_tokens: TierTokens = (0, 0, 0, 0)
     fetched_s: float = 0.0
-    wasted_tokens: int = 0  # fetched, but what stood before them was evicted meanwhile
+    wasted_tokens: int = 0  # fetched, but what stood before them was lost meanwhile
     declined: TierTokens = (0, 0, 0, 0)  # held in lower tiers, and faster to recompute than to fetch
     prefill_s: float = 0.0
     was_refused: bool = False  # larger than the device
     fetch_from: int = 0  # segments on the device when the fetch was planned
-    fetch_to: int = 0  # … and where the fetched run ends
     pinned: int = 0
     tail_tokens: int = 0
     tiers: list[Tier] = field(default_factory=list)  # of the fetched segments
@@ -173,9 +173,9 @@ class SimulatedEngine:
     def _plan_fetch(self, flight: Flight, now_s: float) -> None:
         """Choose the run to fetch and queue it on the link."""
         path, tokens = flight.request.path, self._workload.segment_tokens
-        flight.fetch_from = flight.fetch_to = self.caches.device.match(path)
+        flight.fetch_from = self.caches.device.match(path)
         start = self._workload.prefix_tokens(path, flight.fetch_from)
-        found, tiers, best_s, best_fetch_s = [0, 0, 0, 0], list[Tier](), 0.0, 0.0
+        found, tiers, best, best_s, best_fetch_s = [0, 0, 0, 0], list[Tier](), 0, 0.0, 0.0
         for position in range(flight.fetch_from, len(path)):
             tier = self.caches.lower_tier(path[position])
             if tier is None:
@@ -185,23 +185,18 @@ class SimulatedEngine:
             fetch_s = self.performance.fetch_s((0, found[1], found[2], found[3]))
             saved_s = self.performance.prefill_s(sum(found), start) - self.performance.request_overhead_s - fetch_s
             if saved_s > best_s:
-                best_s, best_fetch_s, flight.fetch_to = saved_s, fetch_s, position + 1
-        fetched = flight.fetch_to - flight.fetch_from
-        flight.tiers = tiers[:fetched]
-        for offset, tier in enumerate(flight.tiers):
-            found[tier] -= tokens[path[flight.fetch_from + offset]]
-        flight.declined = (0, found[1], found[2], found[3])
-        if fetched:
-            flight.fetched_s = best_fetch_s
-            self.spent.fetching += best_fetch_s
-            self._link_free_s = flight.ready_s = max(now_s, self._link_free_s) + best_fetch_s
+                best, best_s, best_fetch_s = len(tiers), saved_s, fetch_s
+        flight.tiers = tiers[:best]
+        flight.declined = self._by_tier(path, flight.fetch_from + best, tiers[best:])
+        if best:
+            self._queue_fetch(flight, best_fetch_s, now_s)
 
     def _start(self, now_s: float) -> None:
         """Begin the first queued request that is ready, if there is room for it."""
         self._waits_for_memory = False
         if self._prefilling is not None or len(self._decoding) >= self.performance.running_limit:
             return
-        flight = next((flight for flight in self._queue if flight.ready_s <= now_s + _slack_s(now_s)), None)
+        flight = self._next_ready(now_s)
         if flight is None:
             return
         request, device = flight.request, self.caches.device
@@ -225,14 +220,59 @@ class SimulatedEngine:
         self.spent.prefill += flight.prefill_s
         self._prefilling = flight
 
+    def _next_ready(self, now_s: float) -> Flight | None:
+        """Return the first in line that waits for no fetch."""
+        due_s = now_s + _slack_s(now_s)
+        for flight in self._queue:
+            if flight.ready_s <= due_s and not (self.caches.has_lower and self._fetch_again(flight, now_s)):
+                return flight
+        return None
+
+    def _fetch_again(self, flight: Flight, now_s: float) -> bool:
+        """Fetch what was on the device when the request came and was evicted while it waited; whether there is any."""
+        path, on_device = flight.request.path, self.caches.device.match(flight.request.path)
+        if on_device >= flight.fetch_from:
+            return False
+        gap = list[Tier]()
+        for segment in path[on_device : flight.fetch_from]:
+            tier = self.caches.lower_tier(segment)
+            if tier is None:
+                break
+            gap.append(tier)
+        is_whole = len(gap) == flight.fetch_from - on_device
+        gap_tokens = self._by_tier(path, on_device, gap)
+        reach = sum(gap_tokens) + (sum(self._by_tier(path, flight.fetch_from, flight.tiers)) if is_whole else 0)
+        start = self._workload.prefix_tokens(path, on_device)
+        saved_s = self.performance.prefill_s(reach, start) - self.performance.request_overhead_s
+        fetch_s = self.performance.fetch_s(gap_tokens)
+        worth_it = saved_s > fetch_s
+        if not (worth_it and is_whole):
+            flight.wasted_tokens += sum(self._by_tier(path, flight.fetch_from, flight.tiers))
+            flight.tiers = []
+        flight.fetch_from = on_device
+        if worth_it:
+            flight.tiers = gap + flight.tiers
+            self._queue_fetch(flight, fetch_s, now_s)
+        return worth_it
+
+    def _by_tier(self, path: Sequence[int], start: int, tiers: Sequence[Tier]) -> TierTokens:
+        """Return the tokens of the segments from ``start`` on that come from these tiers."""
+        tokens = [0, 0, 0, 0]
+        for segment, tier in zip(path[start:], tiers, strict=False):
+            tokens[tier] += self._workload.segment_tokens[segment]
+        return tokens[0], tokens[1], tokens[2], tokens[3]
+
+    def _queue_fetch(self, flight: Flight, fetch_s: float, now_s: float) -> None:
+        flight.fetched_s += fetch_s
+        self.spent.fetching += fetch_s
+        self._link_free_s = flight.ready_s = max(now_s, self._link_free_s) + fetch_s
+
     def _count_hits(self, flight: Flight, on_device: int) -> None:
         """Split what need not be computed by the tier that it comes from; the last token is always computed."""
         path, tokens = flight.request.path, self._workload.segment_tokens
         hits = [self._workload.prefix_tokens(path, on_device), 0, 0, 0]
         for position, tier in enumerate(flight.tiers, start=flight.fetch_from):
-            if on_device < flight.fetch_from:
-                flight.wasted_tokens += tokens[path[position]]
-            elif position >= on_device:
+            if position >= on_device:
                 hits[tier] += tokens[path[position]]
         excess = max(sum(hits) - (flight.request.prompt_tokens - 1), 0)
         for tier in reversed(Tier):

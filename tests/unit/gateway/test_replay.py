@@ -141,6 +141,13 @@ def test_a_slow_link_is_declined_and_a_fast_one_is_used() -> None:
     assert declined.declined_tokens > 0
 
 
+def test_what_is_evicted_while_a_request_waits_is_fetched_again() -> None:
+    slow = replace(tiered(10**6, 0), device_tokens=12_000, compute_efficiency=0.02)  # so that a queue forms
+    summary = summary_of(play(agents(), performance=slow, instances=1))
+    assert summary.of_bound > 0.99
+    assert summary.wasted_fetch_tokens == 0
+
+
 def test_predictions_route_nearly_as_well_as_events() -> None:
     events = summary_of(play(agents()))
     predicted = play(agents(), learning=Learning.PREDICTED)
