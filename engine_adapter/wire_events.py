@@ -12,11 +12,11 @@ read:
 | vLLM, older | an array as above, then ``medium``, ``lora_name``, ``extra_keys`` |
 | vLLM 0.32 | a map as above, with ``extra_keys`` for salts, ``group_idx``, ``kv_cache_spec_kind`` |
 
-One ``BlockStored`` may announce a whole chain. Hashes may be signed or unsigned integers or byte strings (the low 64
-bits count) and come out unsigned. Unknown fields are ignored. Unknown event types, unknown media and blocks that a
-token chain cannot name (sparse groups, pairs of tokens, images) are left out and named in ``EventBatch.ignored``. An
-event of a known type that does not make sense spoils its batch: a removal may have been in it, so the caller must
-resynchronise.
+Hashes come out as ``array('Q')``, token ids as ``array('I')``. One ``BlockStored`` may announce a whole chain. Hashes
+may be signed or unsigned integers or byte strings (the low 64 bits count) and come out unsigned. Unknown fields are
+ignored. Unknown event types, unknown media and blocks that a token chain cannot name (sparse groups, pairs of tokens,
+images) are left out and named in ``EventBatch.ignored``. An event of a known type that does not make sense spoils its
+batch: a removal may have been in it, so the caller must resynchronise.
 
 Sources: recorded frames in ``tests/captures``; SGLang ``srt/disaggregation/kv_events.py``; vLLM
 ``distributed/kv_events.py``.
@@ -24,12 +24,14 @@ Sources: recorded frames in ``tests/captures``; SGLang ``srt/disaggregation/kv_e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, TypeAlias
 
 import msgspec
 
+from engine_adapter.unpack import unpack
 from kvstore.events import BlocksRemoved, BlocksStored, EventBatch, KvEvent, TierCleared
 from kvstore.page import Tier
 
@@ -42,6 +44,8 @@ MEDIA: Mapping[str, Tier] = {
     "DISK": Tier.DISK,
     "EXTERNAL": Tier.POOL,
 }
+"""Media by name, as engines write them."""
+
 MEDIUM_OF_TIER: Mapping[Tier, str] = {
     Tier.DEVICE: "GPU",
     Tier.HOST: "CPU_PINNED",
@@ -70,8 +74,6 @@ _ARRAY_FIELDS: Mapping[str, tuple[str, ...]] = {
     "AllBlocksCleared": (),
 }
 _UNSIGNED = 2**64 - 1
-_TOKEN_LIMIT = 2**32
-_decoder = msgspec.msgpack.Decoder()
 
 
 class WireError(Exception):
@@ -80,73 +82,72 @@ class WireError(Exception):
 
 def decode_batch(sequence: int, payload: bytes) -> EventBatch:
     """Decode one payload of any supported engine. O(bytes). Raises ``WireError``."""
+    decoded: list[KvEvent] = []
+    ignored: list[str] = []
     try:
-        published_at, events, *rest = _decoder.decode(payload)
-        ignored: list[str] = []
-        decoded = tuple(event for wire in events for event in _events(_fields(wire), ignored))
+        published_at, events, *rest = unpack(payload)
+        if not isinstance(events, list):
+            raise ValueError("events are not a list")
+        for wire in events:
+            event = _event(wire if isinstance(wire, dict) else _fields(wire), ignored)
+            if event is not None:
+                decoded.append(event)
         rank = rest[0] if rest and isinstance(rest[0], int) else 0
-        return EventBatch(sequence, float(published_at), decoded, rank, tuple(ignored))
-    except (msgspec.MsgspecError, TypeError, ValueError, KeyError, IndexError, RecursionError) as error:
+        return EventBatch(sequence, float(published_at), tuple(decoded), rank, tuple(ignored))
+    except (TypeError, ValueError, KeyError, IndexError, OverflowError, RecursionError) as error:
         raise WireError(f"batch {sequence}: {type(error).__name__}: {error}") from error
 
 
-def _fields(wire: Any) -> Fields:
-    """Return one event as a map, whatever its shape."""
-    if isinstance(wire, Mapping):
-        return wire
+def _fields(wire: object) -> Fields:
+    """Return an event that came as an array as a map."""
+    if not isinstance(wire, list):
+        raise ValueError("an event is neither a map nor a list")
     kind, *values = wire
     names = _ARRAY_FIELDS.get(kind, ())
     fields = dict(zip(names, values, strict=False))
     for name, value in zip(names, values, strict=False):
-        if isinstance(value, Mapping):  # SGLang 0.5.19 ends its array with a map of optional fields
+        if isinstance(value, dict):  # SGLang 0.5.19 ends its array with a map of optional fields
             fields.pop(name)
             fields.update(value)
     return {**fields, "type": kind}
 
 
-def _events(fields: Fields, ignored: list[str]) -> Iterator[KvEvent]:
-    kind = fields["type"]
+def _event(fields: Fields, ignored: list[str]) -> KvEvent | None:
+    """Return what one event says, ``None`` if it says nothing that the index can use."""
+    kind, medium = fields["type"], fields.get("medium")
     if kind not in _ARRAY_FIELDS:
         ignored.append("unknown type")
-        return
-    medium = fields.get("medium")
-    tier = Tier.DEVICE if medium is None else MEDIA.get(str(medium).upper())
+        return None
+    tier = Tier.DEVICE if medium is None else MEDIA.get(medium)
     if tier is None:
         ignored.append("unknown medium")
-    elif kind == "BlockRemoved":
+        return None
+    if kind == "BlockStored":
+        return _stored(fields, tier, ignored)
+    if kind == "BlockRemoved":
         # Whichever group lost the block, the prefix is no longer whole: groups need no telling apart here.
-        yield BlocksRemoved(_hashes(fields["block_hashes"]), tier)
-    elif kind == "AllBlocksCleared":
-        yield TierCleared(FLUSHED_TIERS if medium is None else (tier,))
-    else:
-        yield from _stored(fields, tier, ignored)
+        return BlocksRemoved(_hashes(fields["block_hashes"]), tier)
+    return TierCleared(FLUSHED_TIERS if medium is None else (tier,))
 
 
-def _stored(fields: Fields, tier: Tier, ignored: list[str]) -> Iterator[BlocksStored]:
+def _stored(fields: Fields, tier: Tier, ignored: list[str]) -> BlocksStored | None:
     hashes, tokens, block_size = _hashes(fields["block_hashes"]), fields["token_ids"], fields["block_size"]
     if not isinstance(block_size, int) or block_size < 1:
         raise ValueError(f"block_size {block_size!r}")
     if (reason := _unnameable(fields, len(hashes), tokens, block_size)) is not None:
         ignored.append(reason)
-        return
-    parent, adapter = fields["parent_block_hash"], _adapter(fields)
-    salt = fields.get("cache_salt")
-    usable = len(hashes)
+        return None
+    parent, adapter, salt = fields["parent_block_hash"], _adapter(fields), fields.get("cache_salt")
     if extra_keys := fields.get("extra_keys"):
         own_keys = [[key for key in keys or () if key != adapter] for keys in extra_keys]
-        salt, usable = _read_extra_keys(own_keys, is_first=parent is None, limit=usable)
+        salt, usable = _read_extra_keys(own_keys, is_first=parent is None, limit=len(hashes))
         if usable < len(hashes):
             ignored.append("image or other non-text key")
-    if usable:
-        yield BlocksStored(
-            hashes=hashes[:usable],
-            parent=None if parent is None else _hash(parent),
-            token_ids=_tokens(tokens[: usable * block_size]),
-            block_size=block_size,
-            tier=tier,
-            salt=salt or None,
-            adapter=adapter,
-        )
+            hashes, tokens = hashes[:usable], tokens[: usable * block_size]
+        if not usable:
+            return None
+    parent = None if parent is None else _hash(parent)
+    return BlocksStored(hashes, parent, _tokens(tokens), block_size, tier, salt or None, adapter)
 
 
 def _unnameable(fields: Fields, blocks: int, tokens: Sequence[object], block_size: int) -> str | None:
@@ -183,14 +184,16 @@ def _hash(value: int | bytes) -> int:
     return (int.from_bytes(value, "big") if isinstance(value, bytes) else value) & _UNSIGNED
 
 
-def _hashes(values: Iterable[int | bytes]) -> tuple[int, ...]:
-    return tuple([_hash(value) for value in values])
+def _hashes(values: array[int] | list[int | bytes]) -> array[int]:
+    if isinstance(values, array):
+        return values if values.typecode == "Q" else array("Q", values)
+    return array("Q", [_hash(value) for value in values])
 
 
-def _tokens(values: Sequence[int]) -> tuple[int, ...]:
-    if values and not (min(values) >= 0 and max(values) < _TOKEN_LIMIT):
-        raise ValueError("a token id outside 0 … 2**32-1")
-    return tuple(values)
+def _tokens(values: array[int] | list[int]) -> array[int]:
+    if isinstance(values, array) and values.typecode == "I":
+        return values
+    return array("I", values)  # refuses what is not a number, or not in 0 … 2**32-1
 
 
 def encode_sglang(batch: EventBatch) -> bytes:

@@ -1,5 +1,3 @@
 """See ``kvstore.block.routing_hash_array``."""
 
-from typing_extensions import Buffer
-
-def chain(data: Buffer, width: int, previous: int) -> bytes: ...
+def chain(data: bytes, width: int, previous: int) -> bytes: ...

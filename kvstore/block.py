@@ -18,15 +18,23 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
+
+_compiled: Callable[[bytes, int, int], bytes] | None
+try:  # where there was a C compiler at installation
+    from kvstore._chain import chain as _compiled
+except ImportError:
+    _compiled = None
 
 ROUTING_HASH_VERSION = 1
 _AT_ONCE = 32
+_LONGEST_COMPILED = 240  # bytes of a block
 _SALT_PREFIX = b"sglang-cache-salt-v1\x00"
 
 
@@ -64,14 +72,25 @@ def routing_seed(model: str, adapter: str | None = None, salt: str | None = None
     return xxhash.xxh3_64_intdigest(b"".join(len(p.encode()).to_bytes(8, "little") + p.encode() for p in parts))
 
 
-def routing_hashes(token_ids: Sequence[int], block_size: int, seed: int, *, parent: int | None = None) -> list[int]:
-    """Return one unsigned 64-bit hash for each full block, chained from ``parent`` (default: the namespace's seed).
+def routing_hash_array(
+    token_ids: Sequence[int], block_size: int, seed: int, *, parent: int | None = None
+) -> npt.NDArray[np.uint64]:
+    """Return one hash for each full block, chained from ``parent`` (default: the namespace's seed). (blocks,) ``uint64``.
 
-    O(tokens); about 0.15 µs a block of 16 tokens, and as much for each token as it takes to make 4 bytes of it.
+    O(tokens). For blocks of 16 tokens about 0.02 µs a block compiled, else 0.15 µs, on top of making bytes of the ids.
     """
-    data, width = memoryview(token_bytes(token_ids)), 4 * block_size
-    digest, previous = xxhash.xxh3_64_intdigest, seed if parent is None else parent
-    return [previous := digest(block, previous) for block in _blocks(data, width)]
+    data, width = token_bytes(token_ids), 4 * block_size
+    previous = seed if parent is None else parent
+    if _compiled is not None and width <= _LONGEST_COMPILED:
+        return np.frombuffer(_compiled(data, width, previous), np.uint64)
+    digest, blocks = xxhash.xxh3_64_intdigest, _blocks(memoryview(data), width)
+    return np.array([previous := digest(block, previous) for block in blocks], np.uint64)
+
+
+def routing_hashes(token_ids: Sequence[int], block_size: int, seed: int, *, parent: int | None = None) -> list[int]:
+    """Return what ``routing_hash_array`` does as a list."""
+    hashes: list[int] = routing_hash_array(token_ids, block_size, seed, parent=parent).tolist()
+    return hashes
 
 
 def _blocks(data: memoryview, width: int) -> Iterator[bytes]:

@@ -1,8 +1,9 @@
 /* The loops of radix_index/kernels.py, compiled. Same functions, same arrays, same results; see there for what they mean.
  *
- * A table is an array of 32-bit cells (0 = empty, ERASED = was used, else row + 1) over an array of 64-bit keys, one a row.
- * Open addressing, linear probing, the cell of a key chosen by the top bits of a multiplicative hash. While a table grows
- * there are two cell arrays: `old` is drained little by little into `cells`; a key may be in either.
+ * A table is an array of 32-bit cells (0 = empty, ERASED = was used, else 6 bits of the key's hash over row + 1) over an
+ * array of 64-bit keys, one a row. Open addressing, linear probing, the first cell of a key chosen by the top bits of a
+ * multiplicative hash. While a table grows there are two cell arrays: `old` is drained little by little into `cells`; a key
+ * may be in either.
  *
  * Buffers come from numpy (contiguous, of the right item size: checked). No Python object is touched inside a loop.
  */
@@ -15,6 +16,8 @@
 #define EMPTY 0u
 #define ERASED 0xFFFFFFFFu
 #define NO_ROW 0xFFFFFFFFu
+#define ROW_BITS 26
+#define ROW_MASK ((1u << ROW_BITS) - 1)
 #define STORED_BITS 15
 #define PENDING_BIT 16
 #define TALLY_WIDTH 5
@@ -31,23 +34,46 @@ static Cells cells_of(const Py_buffer *view) {
     return c;
 }
 
-static inline uint64_t home(const Cells *c, uint64_t key) {
-    return c->shift == 64 ? 0 : (key * UINT64_C(0x9E3779B97F4A7C15)) >> c->shift;
-}
+static inline uint64_t scatter(uint64_t key) { return key * UINT64_C(0x9E3779B97F4A7C15); }
+
+static inline uint64_t home(const Cells *c, uint64_t key) { return c->shift == 64 ? 0 : scatter(key) >> c->shift; }
+
+static inline uint32_t tag_of(uint64_t key) { return (uint32_t)(scatter(key) >> 20) << ROW_BITS; }
+
+static inline uint32_t row_of(uint32_t cell) { return (cell & ROW_MASK) - 1; } /* EMPTY becomes NO_ROW */
+
+/* Tell whether the cell may be the key's: the tag spares most looks at keys of other cells, which are cache misses. */
+static inline int may_be(uint32_t cell, uint32_t tag) { return !((cell ^ tag) >> ROW_BITS) && cell != ERASED; }
 
 /* Return the index of the key's cell, or of the empty cell that ends the search. */
 static inline uint64_t probe(const Cells *c, const uint64_t *keys, uint64_t key) {
+    uint32_t tag = tag_of(key);
     uint64_t i = home(c, key);
     for (;; i = (i + 1) & c->mask) {
         uint32_t cell = c->cells[i];
-        if (cell == EMPTY || (cell != ERASED && keys[cell - 1] == key)) return i;
+        if (cell == EMPTY || (may_be(cell, tag) && keys[row_of(cell)] == key)) return i;
     }
 }
 
 static inline uint32_t lookup(const Cells *c, const Cells *old, const uint64_t *keys, uint64_t key) {
     uint32_t cell = c->cells[probe(c, keys, key)];
     if (cell == EMPTY && old->cells) cell = old->cells[probe(old, keys, key)];
-    return cell - 1; /* EMPTY becomes NO_ROW */
+    return row_of(cell);
+}
+
+/* A key's cell and the key behind it are nearly always cache misses: fetch them this many keys ahead. */
+#define FAR 16
+#define NEAR 8
+
+static inline void fetch_ahead(const Cells *c, const uint64_t *keys, const uint64_t *query, Py_ssize_t i, Py_ssize_t count) {
+    if (!c->cells) return;
+    if (i == 0)
+        for (Py_ssize_t k = 0; k < FAR && k < count; k++) __builtin_prefetch(&c->cells[home(c, query[k])]);
+    if (i + FAR < count) __builtin_prefetch(&c->cells[home(c, query[i + FAR])]);
+    if (i + NEAR < count) {
+        uint32_t cell = c->cells[home(c, query[i + NEAR])];
+        if (cell != EMPTY && may_be(cell, tag_of(query[i + NEAR]))) __builtin_prefetch(&keys[row_of(cell)]);
+    }
 }
 
 /* --- buffers --- */
@@ -118,6 +144,8 @@ static PyObject *find(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     }
     uint32_t row = NO_ROW;
     for (Py_ssize_t i = 0; i < count; i++) {
+        fetch_ahead(&cells, keys, query, i, count);
+        fetch_ahead(&old, keys, query, i, count);
         /* A chain is mostly stored in neighbouring rows: look there first. A free row's key is never read as a match,
            because its cell is gone and the caller clears the key. */
         if (row != NO_ROW && row + 1 < rows && keys[row + 1] == query[i] && query[i]) row++;
@@ -129,45 +157,49 @@ static PyObject *find(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     return PyLong_FromSsize_t(found);
 }
 
-/* upsert(cells, old, keys, query, free, out) -> how many of free were taken; out[i] = row of query[i] */
+/* upsert(cells, old, keys, query, stack, out, used, stacked) -> how many rows were taken; out[i] = row of query[i] */
 static PyObject *upsert(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     Buffers b;
-    if (acquire(&b, args, n, "448844", 0) < 0 || check_tables(&b, 0, 1) < 0) return NULL;
+    if (acquire(&b, args, n, "448844", 2) < 0 || check_tables(&b, 0, 1) < 0) return NULL;
     Cells cells = cells_of(&b.views[0]), old = old_cells_of(&b.views[1]);
-    uint32_t *slots = b.views[0].buf;
+    uint32_t *slots = b.views[0].buf, *out = b.views[5].buf;
     uint64_t *keys = b.views[2].buf;
     const uint64_t *query = b.views[3].buf;
-    const uint32_t *spare = b.views[4].buf;
-    uint32_t *out = b.views[5].buf;
-    Py_ssize_t count = items(&b.views[3]), taken = 0, limit = items(&b.views[4]);
-    const char *error = items(&b.views[5]) < count ? "out is too short" : NULL;
+    const uint32_t *stack = b.views[4].buf;
+    Py_ssize_t count = items(&b.views[3]), rows = items(&b.views[2]), taken = 0;
+    Py_ssize_t used = PyLong_AsSsize_t(args[6]), stacked = PyLong_AsSsize_t(args[7]);
+    const char *error = PyErr_Occurred() ? "" : items(&b.views[5]) < count ? "out is too short" : NULL;
     for (Py_ssize_t i = 0; i < count && !error; i++) {
+        fetch_ahead(&cells, keys, query, i, count);
+        fetch_ahead(&old, keys, query, i, count);
         uint64_t at = probe(&cells, keys, query[i]);
         uint32_t cell = slots[at];
         if (cell == EMPTY && old.cells) {
             uint32_t older = old.cells[probe(&old, keys, query[i])];
             if (older != EMPTY) {
-                out[i] = older - 1;
+                out[i] = row_of(older);
                 continue;
             }
         }
         if (cell == EMPTY) {
-            if (taken == limit) {
-                error = "not enough free rows";
+            uint32_t row;
+            if (used < rows) {
+                row = (uint32_t)used++;
+            } else if (stacked) {
+                row = stack[--stacked];
+            } else {
+                error = "no free row";
                 break;
             }
-            uint32_t row = spare[taken++];
             keys[row] = query[i];
-            slots[at] = cell = row + 1;
+            slots[at] = cell = tag_of(query[i]) | (row + 1);
+            taken++;
         }
-        out[i] = cell - 1;
+        out[i] = row_of(cell);
     }
     release(&b);
-    if (error) {
-        PyErr_SetString(PyExc_ValueError, error);
-        return NULL;
-    }
-    return PyLong_FromSsize_t(taken);
+    if (error && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, error);
+    return error ? NULL : PyLong_FromSsize_t(taken);
 }
 
 /* Close the hole at `i`: move back every cell that could not be found past it. */
@@ -178,7 +210,7 @@ static void erase_at(uint32_t *slots, const Cells *c, const uint64_t *keys, uint
         for (;;) {
             j = (j + 1) & c->mask;
             if (slots[j] == EMPTY) return;
-            uint64_t k = home(c, keys[slots[j] - 1]);
+            uint64_t k = home(c, keys[row_of(slots[j])]);
             if (i <= j ? (i < k && k <= j) : (i < k || k <= j)) continue;
             break;
         }
@@ -222,9 +254,13 @@ static PyObject *migrate(PyObject *self, PyObject *const *args, Py_ssize_t n) {
         return NULL;
     }
     for (Py_ssize_t i = start; i < stop; i++) {
-        uint32_t cell = old[i];
+        uint32_t cell = i + FAR < stop ? old[i + FAR] : EMPTY;
+        if (cell != EMPTY && cell != ERASED) __builtin_prefetch(&keys[row_of(cell)]);
+        cell = i + NEAR < stop ? old[i + NEAR] : EMPTY;
+        if (cell != EMPTY && cell != ERASED) __builtin_prefetch(&slots[home(&cells, keys[row_of(cell)])]);
+        cell = old[i];
         if (cell == EMPTY || cell == ERASED) continue;
-        slots[probe(&cells, keys, keys[cell - 1])] = cell;
+        slots[probe(&cells, keys, keys[row_of(cell)])] = cell;
     }
     release(&b);
     Py_RETURN_NONE;
@@ -291,25 +327,25 @@ static PyObject *match(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     return PyLong_FromSsize_t(i);
 }
 
-/* runs(values, rows, starts) -> how many runs of equal values[rows[i]]; starts[k] = first i of run k */
+/* runs(values, stamps, rows, stamp) -> [(values[row], first i of the run), …]; stamps[row] = stamp */
 static PyObject *runs(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     Buffers b;
-    if (acquire(&b, args, n, "444", 0) < 0) return NULL;
-    const uint32_t *values = b.views[0].buf, *rows = b.views[1].buf;
-    uint32_t *starts = b.views[2].buf, last = 0;
-    Py_ssize_t count = items(&b.views[1]), found = 0;
-    if (items(&b.views[2]) < count) {
-        PyErr_SetString(PyExc_ValueError, "starts is too short");
-        release(&b);
-        return NULL;
-    }
-    for (Py_ssize_t i = 0; i < count; i++) {
+    if (acquire(&b, args, n, "444", 1) < 0) return NULL;
+    const uint32_t *values = b.views[0].buf, *rows = b.views[2].buf;
+    uint32_t *stamps = b.views[1].buf, stamp = (uint32_t)PyLong_AsUnsignedLong(args[3]), last = 0;
+    PyObject *found = PyErr_Occurred() ? NULL : PyList_New(0);
+    for (Py_ssize_t i = 0; found && i < items(&b.views[2]); i++) {
         uint32_t value = values[rows[i]];
-        if (!i || value != last) starts[found++] = (uint32_t)i;
+        stamps[rows[i]] = stamp;
+        if (!i || value != last) {
+            PyObject *run = Py_BuildValue("(In)", value, i);
+            if (!run || PyList_Append(found, run) < 0) Py_CLEAR(found);
+            Py_XDECREF(run);
+        }
         last = value;
     }
     release(&b);
-    return PyLong_FromSsize_t(found);
+    return found;
 }
 
 /* recode(values, rows, before, after) -> how many values[row] went from before to after */

@@ -17,6 +17,7 @@ _SET_SHARE = 1 / 16  # for holder sets; what is left is room for one call to ove
 _CHAIN_BYTES = 1024  # of the budget for every block of the longest chain that is taken whole
 _GROWTH = 1.125
 _SWEEP_ROWS = 2048
+_EASY_ROOM = 4096  # blocks after which room is thought of anew
 _SAMPLE_ROWS = 256
 _EVICT_QUANTILES = (0.75, 0.5, 0.0)  # of the sampled ages: first the oldest quarter goes, then half, then all
 _STAMP_MASK = 0xFFFF_FFFF
@@ -42,6 +43,7 @@ class BlockStore:
         self._clock = 0
         self._hand = 0
         self._bonus = 0
+        self._easy_room = 0  # blocks, and names, that can come before room must be thought of
 
     @property
     def nbytes(self) -> int:
@@ -67,26 +69,25 @@ class BlockStore:
         self._clock += 1
         if self.sets.empty_rows:
             self._sweep_empty(_SWEEP_ROWS)
-        self._make_room(len(blocks), names)
-        rows, _ = self.table.upsert(blocks)
-        self.stamps[rows] = self._clock & _STAMP_MASK
-        return rows
+        if max(len(blocks), names) > self._easy_room:
+            self._make_room(len(blocks), names)
+        self._easy_room -= max(len(blocks), names)
+        return self.table.upsert(blocks)
 
     def change(self, rows: U32, column: int, bits: int, *, add: bool) -> None:
-        """Add ``bits`` to, or take them from, a column of every row's set; rows that nobody is left in are freed."""
+        """Add ``bits`` to, or take them from, a column of every row's set; free rows that nobody is left in."""
         if not len(rows):
             return
-        starts = np.empty(len(rows), np.uint32)
-        count = kernels.runs(self.set_numbers, rows, starts)
-        if count > 2 and len(distinct := np.unique(rows)) < len(rows):
+        runs = kernels.runs(self.set_numbers, self.stamps, rows, self._clock & _STAMP_MASK)
+        if len(runs) > 2 and len(distinct := np.unique(rows)) < len(rows):
             self.change(distinct, column, bits, add=add)
             return
-        bounds = [*starts[:count].tolist(), len(rows)]
-        numbers = self.set_numbers[rows[starts[:count]]].tolist()
-        for number, start, stop in zip(numbers, bounds, bounds[1:], strict=False):
+        stop = len(rows)
+        for number, start in reversed(runs):
             after = self.sets.step(number, column, bits, add=add)
             if after != number:
                 self._move(rows[start:stop], number, after)
+            stop = start
 
     def _move(self, rows: U32, before: int, after: int) -> None:
         gone = np.unique(rows[self.set_numbers[rows] == before]) if after == NOBODY else None
@@ -159,6 +160,8 @@ class BlockStore:
         for table in (self.table, self.names):
             if table.is_crowded and self._affords(2 * table.cells.nbytes):
                 table.double_cells()
+        easy = min(self.table.easy_room(), self.names.easy_room(), _EASY_ROOM)
+        self._easy_room = max(blocks, names, easy)
 
     def _grow(self, table: KeyTable, count: int) -> bool:
         """Make room for ``count`` more rows if the budget allows; tell whether there is."""
@@ -169,7 +172,7 @@ class BlockStore:
                 table.double_cells()
                 continue
             wanted = max(int(table.capacity * _GROWTH), len(table) + count)
-            if not self._affords(table.row_bytes * (wanted - table.capacity)):
+            if wanted > kernels.ROW_LIMIT or not self._affords(table.row_bytes * (wanted - table.capacity)):
                 return False
             table.extend(wanted)
             if table is self.table:

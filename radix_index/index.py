@@ -5,6 +5,7 @@ See the README for the layout and what each operation costs, ``docs/design/0002-
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -249,4 +250,6 @@ class RadixIndex:
 
 def _array(hashes: Hashes) -> HashArray:
     """Return the hashes as a contiguous array; nothing is copied if they are one. Raises ``OverflowError``."""
-    return np.ascontiguousarray(hashes, np.uint64)
+    if isinstance(hashes, np.ndarray):
+        return np.ascontiguousarray(hashes, np.uint64)
+    return np.frombuffer(array("Q", hashes), np.uint64)  # from a list twice as fast as numpy's own way

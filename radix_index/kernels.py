@@ -5,10 +5,11 @@ The functions below are the definition; ``_kernels.c`` does the same to the same
 the tests hold them against each other. ``COMPILED`` tells which ones run.
 
 A table is an array of ``uint32`` *cells* over an array of ``uint64`` *keys*, one key a row: a cell is 0 when empty,
-``ERASED`` when it was used, else the row's number plus 1. Open addressing, linear probing; a key's first cell is the
-top bits of a multiplicative hash. A table that grows has two cell arrays for a while, ``old`` being drained into
-``cells`` (``old`` is empty otherwise); erasing leaves ``ERASED`` in ``old`` and closes the hole in ``cells``. At least
-one cell is always empty. A free row's key is 0 and has no cell.
+``ERASED`` when it was used, else six bits of the key's hash over the row's number plus 1. Open addressing, linear
+probing; a key's first cell is the top bits of a multiplicative hash; the six bits spare most looks at the keys of
+cells passed. A table that grows has two cell arrays for a while, ``old`` being drained into ``cells`` (``old`` is
+empty otherwise); erasing leaves ``ERASED`` in ``old`` and closes the hole in ``cells``. At least one cell is always
+empty. A free row's key is 0 and has no cell.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ I32: TypeAlias = npt.NDArray[np.int32]
 
 EMPTY, ERASED, NO_ROW = 0, 0xFFFF_FFFF, 0xFFFF_FFFF
 STORED_BITS, PENDING_BIT, TALLY_WIDTH = 15, 16, 5
+ROW_BITS = 26
+ROW_LIMIT = 2**ROW_BITS - 2
+"""The most rows of a table."""
+
+_ROW_MASK = 2**ROW_BITS - 1
 _MULTIPLIER, _MASK = 0x9E37_79B9_7F4A_7C15, 2**64 - 1
 
 
@@ -32,11 +38,20 @@ def _home(cells: int, key: int) -> int:
     return (key * _MULTIPLIER & _MASK) >> (65 - cells.bit_length())
 
 
+def _cell(key: int, row: int) -> int:
+    return ((key * _MULTIPLIER & _MASK) >> 20 & 63) << ROW_BITS | row + 1
+
+
+def _row(cell: int) -> int:
+    row: int = (cell & _ROW_MASK) - 1
+    return row
+
+
 def _probe(cells: memoryview, keys: memoryview, key: int) -> int:
     """Return the index of the key's cell, or of the empty cell that ends the search."""
-    last = len(cells) - 1
+    last, tag = len(cells) - 1, _cell(key, -1)
     i = _home(len(cells), key)
-    while (cell := cells[i]) != EMPTY and (cell == ERASED or keys[cell - 1] != key):
+    while (cell := cells[i]) != EMPTY and (cell == ERASED or (cell ^ tag) >> ROW_BITS or keys[_row(cell)] != key):
         i = (i + 1) & last
     return i
 
@@ -45,7 +60,7 @@ def _lookup(cells: memoryview, old: memoryview, keys: memoryview, key: int) -> i
     cell: int = cells[_probe(cells, keys, key)]
     if cell == EMPTY and len(old):
         cell = old[_probe(old, keys, key)]
-    return cell - 1 if cell != EMPTY else NO_ROW
+    return _row(cell) if cell != EMPTY else NO_ROW
 
 
 def find(cells: U32, old: U32, keys: U64, query: U64, out: U32) -> int:
@@ -56,22 +71,27 @@ def find(cells: U32, old: U32, keys: U64, query: U64, out: U32) -> int:
     return len(rows) - rows.count(NO_ROW)
 
 
-def upsert(cells: U32, old: U32, keys: U64, query: U64, free: U32, out: U32) -> int:
-    """Like ``find``, but give each key that is new the next row of ``free`` (and set ``keys`` there).
+def upsert(cells: U32, old: U32, keys: U64, query: U64, stack: U32, out: U32, used: int, stacked: int) -> int:
+    """Like ``find``, but give each key that is new a row (and set ``keys`` there).
 
-    Returns how many rows were taken. Raises ``ValueError`` when ``free`` runs out; what was inserted stays.
+    Rows from ``used`` on come first, then ``stack[stacked - 1]`` downwards. Returns how many were taken. Raises
+    ``ValueError`` when there are none left; what was inserted stays.
     """
-    slots, older, names, spare, taken = cells.data, old.data, keys.data, free.tolist(), 0
+    slots, older, names, free = cells.data, old.data, keys.data, stack[:stacked].tolist()
+    before = used + stacked
     for i, key in enumerate(query.tolist()):
         row = _lookup(slots, older, names, key)
         if row == NO_ROW:
-            if taken == len(spare):
-                raise ValueError("not enough free rows")
-            row, taken = spare[taken], taken + 1
+            if used < len(keys):
+                row, used = used, used + 1
+            elif free:
+                row = free.pop()
+            else:
+                raise ValueError("no free row")
             at = _probe(slots, names, key)
-            names[row], slots[at] = key, row + 1
+            names[row], slots[at] = key, _cell(key, row)
         out[i] = row
-    return taken
+    return used - len(free) - before + 2 * stacked
 
 
 def erase(cells: U32, old: U32, keys: U64, rows: U32) -> None:
@@ -89,7 +109,7 @@ def _close_hole(cells: memoryview, keys: memoryview, hole: int) -> None:
     last, j = len(cells) - 1, hole
     cells[hole] = EMPTY
     while (cell := cells[j := (j + 1) & last]) != EMPTY:
-        home = _home(len(cells), keys[cell - 1])
+        home = _home(len(cells), keys[_row(cell)])
         if (j - home) & last >= (j - hole) & last:  # its way from home to j leads over the hole
             cells[hole], cells[j], hole = cell, EMPTY, j
 
@@ -99,7 +119,7 @@ def migrate(cells: U32, old: U32, keys: U64, start: int, stop: int) -> None:
     slots, names = cells.data, keys.data
     for cell in old[start:stop].tolist():
         if cell not in (EMPTY, ERASED):
-            slots[_probe(slots, names, names[cell - 1])] = cell
+            slots[_probe(slots, names, names[_row(cell)])] = cell
 
 
 def match(
@@ -144,12 +164,16 @@ def _count(counts: I32, bits: int) -> bool:
     return True
 
 
-def runs(values: U32, rows: U32, starts: U32) -> int:
-    """Cut ``rows`` where ``values[rows]`` changes: run ``k`` begins at ``starts[k]``. Returns how many. O(rows)."""
-    found, last = 0, -1
+def runs(values: U32, stamps: U32, rows: U32, stamp: int) -> list[tuple[int, int]]:
+    """Cut ``rows`` where ``values[rows]`` changes: the value and the first position of every run. O(rows).
+
+    Every row gets ``stamp``.
+    """
+    stamps[rows] = stamp
+    found: list[tuple[int, int]] = []
     for i, value in enumerate(values[rows].tolist()):
-        if value != last:
-            starts[found], found, last = i, found + 1, value
+        if not found or value != found[-1][0]:
+            found.append((value, i))
     return found
 
 

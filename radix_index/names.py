@@ -36,7 +36,7 @@ class NameTable(KeyTable):
     def bind(self, names: U64, blocks: U32, first: U32) -> U32:
         """Make each name that means nothing yet mean the block beside it. Returns the positions of the others that
         mean another block. The caller has made room."""
-        rows, _ = self.upsert(names)
+        rows = self.upsert(names)
         if not kernels.bind(self.owners, self.following, first, rows, blocks):
             return rows[:0]
         return np.flatnonzero(self.owners[rows] != blocks + 1).astype(np.uint32)

@@ -11,6 +11,7 @@ it.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 import xxhash
 
-from kvstore.block import routing_hashes, routing_seed
+from kvstore.block import routing_hash_array, routing_seed
 from kvstore.events import BlocksRemoved, BlocksStored, EventBatch, KvEvent, TierCleared
 from kvstore.page import Tier
 from radix_index.base import LOCAL_TIERS, HashArray, PrefixIndex
@@ -77,7 +78,8 @@ class SourceFold:
             self.stats.ignored["other rank"] += 1
             return
         self.stats.batches += 1
-        self.stats.ignored.update(batch.ignored)
+        if batch.ignored:
+            self.stats.ignored.update(batch.ignored)
         for event in batch.events:
             self._apply(event)
 
@@ -127,12 +129,12 @@ class SourceFold:
             self.orphans.park(event)
             return []
         seed = _seed(self.model, event.adapter, event.salt)
-        blocks = routing_hashes(event.token_ids, event.block_size, seed, parent=parent)
+        blocks = routing_hash_array(event.token_ids, event.block_size, seed, parent=parent)
         self._store_named(holder, event.tier, blocks, _name_array(event.hashes), domains)
         self.stats.stored_blocks += len(blocks)
         return self.orphans.claim(event.adapter, event.hashes) if self.orphans else []
 
-    def _store_named(self, holder: str, tier: Tier, blocks: list[int], names: HashArray, domains: list[int]) -> None:
+    def _store_named(self, holder: str, tier: Tier, blocks: HashArray, names: HashArray, domains: list[int]) -> None:
         shared = domains[-1]
         clashes = self.index.stored(holder, tier, blocks, names ^ np.uint64(shared))
         if clashes and len(domains) == 1:
@@ -179,4 +181,6 @@ class SourceFold:
 
 def _name_array(names: Sequence[int]) -> HashArray:
     """Return the names as unsigned 64-bit numbers, whether they came signed or not."""
-    return np.array([name & _UNSIGNED for name in names], dtype=np.uint64)
+    if isinstance(names, array) and names.typecode == "Q":
+        return np.frombuffer(names, np.uint64)
+    return np.array([name & _UNSIGNED for name in names], np.uint64)

@@ -14,7 +14,7 @@ FULL = 0.94
 """Fill beyond which nothing is added."""
 
 _NONE: U32 = np.zeros(0, np.uint32)
-_MIGRATED_A_KEY = 8  # old cells drained for every key that is added while growing: done long before the next growth
+_MIGRATED_A_KEY = 2  # old cells drained for every key added while growing: done before the next growth is due
 
 
 class KeyTable:
@@ -59,15 +59,19 @@ class KeyTable:
         kernels.find(self.cells, self.old, self.keys, keys, rows)
         return rows
 
-    def upsert(self, keys: U64) -> tuple[U32, U32]:
-        """Return the row of each key, and the rows that are new. The caller has made room."""
-        spare = self._spare(len(keys))
+    def upsert(self, keys: U64) -> U32:
+        """Return the row of each key, made where there was none. The caller has made room.
+
+        New rows are neighbours never used before while there are any, else those freed last.
+        """
         rows = np.empty(len(keys), np.uint32)
-        taken = kernels.upsert(self.cells, self.old, self.keys, keys, spare, rows)
-        self._take(spare, taken)
+        taken = kernels.upsert(self.cells, self.old, self.keys, keys, self._free, rows, self.used, self._free_count)
+        fresh = min(taken, len(self.keys) - self.used)
+        self.used += fresh
+        self._free_count -= taken - fresh
         if taken and len(self.old):
             self._drain(taken * _MIGRATED_A_KEY)
-        return rows, spare[:taken]
+        return rows
 
     def erase(self, rows: U32) -> None:
         """Free distinct ``rows``."""
@@ -76,19 +80,6 @@ class KeyTable:
         self._free[self._free_count : self._free_count + len(rows)] = rows[::-1]
         self._free_count += len(rows)
 
-    def _spare(self, count: int) -> U32:
-        """Return ``count`` free rows: neighbours never used before while there are, else those freed last."""
-        fresh = min(count, len(self.keys) - self.used)
-        spare = np.arange(self.used, self.used + count, dtype=np.uint32)
-        if fresh < count:
-            spare[fresh:] = self._free[self._free_count - (count - fresh) : self._free_count][::-1]
-        return spare
-
-    def _take(self, spare: U32, taken: int) -> None:
-        fresh = min(taken, len(self.keys) - self.used)
-        self.used += fresh
-        self._free_count -= taken - fresh
-
     def has_room(self, count: int) -> bool:
         """Tell whether ``count`` keys can be added."""
         return len(self.keys) - len(self) >= count and not self.needs_cells(count)
@@ -96,6 +87,10 @@ class KeyTable:
     def needs_cells(self, count: int) -> bool:
         """Tell whether ``count`` more keys would fill the cells so far that searches grow long."""
         return len(self) + count > FULL * len(self.cells)
+
+    def easy_room(self) -> int:
+        """Return how many keys can be added before anything about room must be thought of."""
+        return max(0, min(len(self.keys), int(MAX_LOAD * len(self.cells))) - len(self))
 
     def extend(self, rows: int) -> None:
         """Make room for ``rows`` rows in all, in place."""
@@ -130,7 +125,8 @@ class KeyTable:
         assert not self.keys[free].any(), "a free row has a key"
         cells = np.concatenate([self.cells, self.old[self._drained :]])
         cells = cells[(cells != kernels.EMPTY) & (cells != kernels.ERASED)]
-        assert np.array_equal(np.sort(cells), live + 1), "cells and rows disagree"
+        rows = np.sort(cells & np.uint32(2**kernels.ROW_BITS - 1)) - 1
+        assert np.array_equal(rows, live), "cells and rows disagree"
 
 
 def _power_of_two_over(size: float) -> int:

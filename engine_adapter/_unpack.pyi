@@ -1,0 +1,3 @@
+"""See ``engine_adapter.unpack``."""
+
+def unpack(payload: bytes) -> object: ...
