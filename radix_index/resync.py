@@ -22,14 +22,18 @@ from dataclasses import dataclass
 
 from kvstore.events import EventBatch, TierCleared
 from kvstore.page import Tier
-from radix_index.base import Knowledge
+from radix_index.base import LOCAL_TIERS, Knowledge
 
 
 @dataclass(frozen=True, slots=True)
 class ResyncOptions:
-    """Limits. ``can_replay`` is false for a publisher without a replay socket."""
+    """Limits. ``can_replay`` is false for a publisher without a replay socket.
+
+    ``announced_tiers`` are those that the source speaks of: a clearing of all of them leaves nothing unknown.
+    """
 
     can_replay: bool = True
+    announced_tiers: frozenset[Tier] = frozenset(LOCAL_TIERS)
     hold_batches: int = 20_000
     remember_batches: int = 4_096
     asks: int = 3
@@ -227,7 +231,10 @@ class Resync:
     def _note(self, run: Iterable[EventBatch]) -> None:
         for batch in run:
             self._seen[batch.sequence] = batch.published_at_s
-            if any(isinstance(event, TierCleared) and set(event.tiers) >= _FLUSHED for event in batch.events):
+            if any(
+                isinstance(event, TierCleared) and self.options.announced_tiers <= set(event.tiers)
+                for event in batch.events
+            ):
                 self._flushed()
         while len(self._seen) > self.options.remember_batches:
             self._seen.popitem(last=False)
@@ -239,6 +246,3 @@ class Resync:
 
     def _is_known(self, batch: EventBatch) -> bool:
         return self._seen.get(batch.sequence) == batch.published_at_s
-
-
-_FLUSHED = {Tier.DEVICE, Tier.HOST}
