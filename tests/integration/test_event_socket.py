@@ -1,0 +1,187 @@
+"""The event socket against real ZMQ sockets that speak as engines' publishers do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from engine_adapter.event_socket import Arrival, EventSocket, EventSocketOptions, Reconnected, Undecodable
+from engine_adapter.wire_events import encode_sglang
+from kvstore.events import BlocksRemoved, EventBatch
+from kvstore.page import Tier
+
+END = b"\xff" * 8
+DEADLINE_S = 20.0
+
+
+def batch(sequence: int) -> EventBatch:
+    return EventBatch(sequence, float(sequence), (BlocksRemoved((sequence,), Tier.DEVICE),))
+
+
+def frames(sequence: int, topic: bytes = b"kv") -> list[bytes]:
+    return [topic, sequence.to_bytes(8, "big"), encode_sglang(batch(sequence))]
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.asyncio.Context]:
+    made = zmq.asyncio.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+class Publisher:
+    """An XPUB, so that a test can wait until its subscriber is there."""
+
+    def __init__(self, context: zmq.asyncio.Context, endpoint: str = "tcp://127.0.0.1:*") -> None:
+        self.socket = context.socket(zmq.XPUB)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind(endpoint)
+        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    async def subscribed(self) -> bytes:
+        return await self.socket.recv()
+
+    async def send(self, *parts: bytes) -> None:
+        await self.socket.send_multipart(list(parts))
+
+    def close(self) -> None:
+        self.socket.close(0)
+
+
+@asynccontextmanager
+async def replayer(context: zmq.asyncio.Context, answers: list[list[bytes]]) -> AsyncIterator[tuple[str, list[int]]]:
+    """A ROUTER that gives the same answer to every request; yields its endpoint and the numbers asked for."""
+    socket = context.socket(zmq.ROUTER)
+    socket.bind("tcp://127.0.0.1:*")
+    asked: list[int] = []
+
+    async def serve() -> None:
+        while True:
+            identity, empty, first = await socket.recv_multipart()
+            assert empty == b""
+            asked.append(int.from_bytes(first, "big"))
+            for answer in answers:
+                await socket.send_multipart([identity, b"", *answer])
+
+    task = asyncio.create_task(serve())
+    yield socket.getsockopt_string(zmq.LAST_ENDPOINT), asked
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    socket.close(0)
+
+
+async def take(arrivals: AsyncIterator[Arrival], count: int) -> list[Arrival]:
+    async with asyncio.timeout(DEADLINE_S):
+        return [await anext(arrivals) for _ in range(count)]
+
+
+async def test_batches_arrive_in_order_and_other_topics_do_not(context: zmq.asyncio.Context) -> None:
+    publisher = Publisher(context)
+    async with EventSocket(publisher.endpoint, options=EventSocketOptions(topic="kv"), context=context) as socket:
+        assert await publisher.subscribed() == b"\x01kv"
+        await publisher.send(*frames(7))
+        await publisher.send(*frames(8, b"other"))
+        await publisher.send(*frames(9))
+        arrivals = await take(aiter(socket), 2)
+    assert [arrival.sequence for arrival in arrivals if isinstance(arrival, EventBatch)] == [7, 9]
+    publisher.close()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [[b""], [b"kv"], [b"kv", b"short", encode_sglang(batch(1))], [b"kv", (1).to_bytes(8, "big"), b"nonsense"]],
+)
+async def test_a_frame_that_cannot_be_understood_is_handed_on_as_such(
+    context: zmq.asyncio.Context, parts: list[bytes]
+) -> None:
+    publisher = Publisher(context)
+    async with EventSocket(publisher.endpoint, context=context) as socket:
+        await publisher.subscribed()
+        await publisher.send(*parts)
+        await publisher.send(*frames(2))
+        broken, whole = await take(aiter(socket), 2)
+    assert isinstance(broken, Undecodable)
+    assert isinstance(whole, EventBatch)
+    publisher.close()
+
+
+async def test_frames_without_a_topic_are_read(context: zmq.asyncio.Context) -> None:
+    publisher = Publisher(context)
+    async with EventSocket(publisher.endpoint, context=context) as socket:
+        await publisher.subscribed()
+        await publisher.send(*frames(3)[1:])
+        (arrival,) = await take(aiter(socket), 1)
+    assert isinstance(arrival, EventBatch)
+    assert arrival.sequence == 3
+    publisher.close()
+
+
+async def test_a_publisher_that_comes_back_is_reported_before_what_it_says(context: zmq.asyncio.Context) -> None:
+    first = Publisher(context)
+    async with EventSocket(first.endpoint, context=context) as socket:
+        arrivals = aiter(socket)
+        await first.subscribed()
+        await first.send(*frames(5))
+        await take(arrivals, 1)
+        first.close()
+        second = Publisher(context, first.endpoint)
+        waiting = asyncio.ensure_future(take(arrivals, 2))
+        async with asyncio.timeout(DEADLINE_S):
+            await second.subscribed()
+        await second.send(*frames(0))
+        reconnected, batch_of_new_life = await waiting
+    assert isinstance(reconnected, Reconnected)
+    assert isinstance(batch_of_new_life, EventBatch)
+    assert batch_of_new_life.sequence == 0
+    second.close()
+
+
+async def test_an_absent_publisher_is_silent_and_leaving_does_not_hang(context: zmq.asyncio.Context) -> None:
+    probe = Publisher(context)
+    probe.close()
+    async with asyncio.timeout(DEADLINE_S), EventSocket(probe.endpoint, context=context) as socket:
+        waiting = asyncio.ensure_future(anext(aiter(socket)))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_a_replay_is_everything_up_to_the_end_mark(context: zmq.asyncio.Context) -> None:
+    answers = [frames(4), frames(5)[1:], [b"kv", (6).to_bytes(8, "big"), b"nonsense"], frames(7), [b"", END, b""]]
+    async with replayer(context, answers) as (endpoint, asked):
+        async with EventSocket("tcp://127.0.0.1:1", endpoint, context=context) as socket:
+            got = await socket.replay(4)
+            again = await socket.replay(5)
+        assert asked == [4, 5]
+    assert got == again
+    assert got is not None
+    assert [b.sequence for b in got] == [4, 5, 7]
+
+
+async def test_an_empty_replay_is_not_a_failed_one(context: zmq.asyncio.Context) -> None:
+    async with (
+        replayer(context, [[b"", END, b""]]) as (endpoint, _),
+        EventSocket("tcp://127.0.0.1:1", endpoint, context=context) as socket,
+    ):
+        assert await socket.replay(0) == []
+
+
+async def test_a_replay_without_an_end_ends_at_the_deadline_or_the_limit(context: zmq.asyncio.Context) -> None:
+    async with replayer(context, [frames(n) for n in range(20)]) as (endpoint, _):
+        hasty = EventSocketOptions(replay_timeout_s=0.2)
+        async with EventSocket("tcp://127.0.0.1:1", endpoint, options=hasty, context=context) as socket:
+            assert await socket.replay(0) is None
+        strict = EventSocketOptions(replay_timeout_s=DEADLINE_S, replay_batches=5)
+        async with EventSocket("tcp://127.0.0.1:1", endpoint, options=strict, context=context) as socket:
+            assert await socket.replay(0) is None
+
+
+async def test_without_a_replay_socket_there_is_no_replay(context: zmq.asyncio.Context) -> None:
+    async with EventSocket("tcp://127.0.0.1:1", context=context) as socket:
+        assert await socket.replay(0) is None
