@@ -101,10 +101,11 @@ class PageCache:
         self._publish(sequence)
 
     def extend(self, sequence: Sequence) -> bool:
-        """Make room for one more token; ``False`` if there is no page to be had."""
-        if sequence.computed < len(sequence.slots) * self.page_tokens:
+        """Make room for every token that there is; ``False`` if the pages are not to be had."""
+        missing = -(-len(sequence.tokens) // self.page_tokens) - len(sequence.slots)
+        if missing <= 0:
             return True
-        fresh = self.device.allocate(1)
+        fresh = self.device.allocate(missing)
         if fresh is None:
             return False
         self._blank(fresh)

@@ -88,6 +88,13 @@ class TokenConstraint:
         self._matcher.consume_token(token_id)
         self._check()
 
+    def advance_forced(self) -> list[int]:
+        """Advance by the tokens that the grammar leaves no choice about and return them, in canonical tokenization."""
+        forced: list[int] = self._matcher.compute_ff_tokens()
+        for token_id in forced:
+            self.accept(token_id)
+        return forced
+
     @property
     def finished(self) -> bool:
         """The grammar is complete and nothing may follow."""

@@ -257,22 +257,31 @@ class Engine:
                 row += 1
 
     def _advance(self, sequence: Sequence, logits: torch.Tensor, best: int) -> None:
-        """Choose the sequence's next token, tell, and end it if that was the last."""
+        """Choose the sequence's next token, add what a grammar forces after it, tell, and end it if that was the last.
+
+        Forced tokens cost no step of their own: they are computed together, as a prompt is.
+        """
         request = sequence.request
         try:
-            token = choose(sequence, logits, best)
+            tokens = [choose(sequence, logits, best)]
+            if request.constraint is not None:
+                tokens += map(Token, request.constraint.advance_forced())
             constraint_done = request.constraint is not None and request.constraint.finished
         except Exception as error:  # the request's boundary: a constraint may raise anything, and only its request ends
             log.info("request %s failed: %r", request.request_id, error)
             self._finish(sequence, "error", str(error) or repr(error))
             return
-        sequence.tokens.append(token.token_id)
-        self._generated_tokens += 1
-        self._tell(sequence, token)
-        if constraint_done or token.token_id in request.sampling.stop_token_ids:
-            self._finish(sequence, "stop")
-        elif sequence.output_tokens == request.sampling.max_tokens:
-            self._finish(sequence, "length")
+        for position, token in enumerate(tokens, start=1):
+            sequence.tokens.append(token.token_id)
+            self._generated_tokens += 1
+            self._tell(sequence, token)
+            last_of_all = constraint_done and position == len(tokens)
+            if last_of_all or token.token_id in request.sampling.stop_token_ids:
+                self._finish(sequence, "stop")
+                return
+            if sequence.output_tokens == request.sampling.max_tokens:
+                self._finish(sequence, "length")
+                return
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
         """Release everything a live sequence holds, then send its last event."""

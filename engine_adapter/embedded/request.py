@@ -37,6 +37,9 @@ class Constraint(Protocol):
     def accept(self, token_id: int) -> None:
         """Advance by the token that was chosen."""
 
+    def advance_forced(self) -> list[int]:
+        """Advance by the tokens that must come next whatever the model says, and return them; often none."""
+
     @property
     def finished(self) -> bool:
         """Nothing may follow any more; the request ends with reason ``stop``."""

@@ -5,7 +5,8 @@ So a long prompt never stops the streams that run beside it; it only makes their
 the prompts' budget half goes to the oldest, half to the shortest first: a warm prompt with few new tokens overtakes a
 cold one, and the cold one still moves.
 
-Pages for a whole prompt are taken when it is admitted, pages for output as it grows. When there are none, the youngest
+Pages for a whole prompt are taken when it is admitted, pages for output as it grows (by one token, or by the several
+that a grammar left no choice about, which are then computed as a prompt is). When there are none, the youngest
 sequence gives back its pages and waits at the front of the queue; it keeps its output and computes again what is lost.
 """
 
@@ -74,8 +75,10 @@ class Scheduler:
         self._admit()
         ready = [sequence for sequence in self.running if sequence.loading is None]
         step.admitted = [sequence for sequence in ready if not sequence.announced]
-        self._schedule_decodes([sequence for sequence in ready if sequence.remaining == 1], step)
-        self._schedule_prefills([s for s in ready if s.remaining > 1 and s in self.running], step)
+        self._make_room(ready)
+        ready = [sequence for sequence in ready if sequence in self.running]
+        step.chunks += [(sequence, 1) for sequence in ready if sequence.remaining == 1]
+        self._schedule_prefills([sequence for sequence in ready if sequence.remaining > 1], step)
         return step
 
     def _collect_loaded(self) -> None:
@@ -99,12 +102,11 @@ class Scheduler:
                 self.waiting.remove(sequence)
                 insort(self.running, sequence, key=lambda s: s.rank)
 
-    def _schedule_decodes(self, decodes: list[Sequence], step: Step) -> None:
-        for sequence in decodes:
+    def _make_room(self, ready: list[Sequence]) -> None:
+        """Take pages for the output that has come since the last step; the youngest give theirs when there are none."""
+        for sequence in ready:
             while sequence in self.running and not self.cache.extend(sequence):
                 self._preempt([s for s in self.running if s.loading is None][-1])
-            if sequence in self.running:
-                step.chunks.append((sequence, 1))
 
     def _preempt(self, victim: Sequence) -> None:
         self.preemptions += 1

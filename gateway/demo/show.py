@@ -57,7 +57,7 @@ def _send_twins(
 ) -> dict[str, RequestRecord]:
     """Send each long prompt once more, cold; return the twins' records by the request id of their originals.
 
-    A twin asks for one token in its own words; neither that nor the missing choice of a tool changes a prompt's ids.
+    A twin asks for a shorter answer, which changes nothing of its prompt nor of its first token.
     """
     originals = {}
     for number, (body, record) in enumerate(zip(bodies, records, strict=True), start=1):

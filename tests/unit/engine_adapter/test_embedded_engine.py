@@ -58,9 +58,66 @@ class Failing:
     def accept(self, token_id: int) -> None:
         self.left -= 1
 
+    def advance_forced(self) -> list[int]:
+        return []
+
     @property
     def finished(self) -> bool:
         return not self.raises and self.left == 0
+
+
+class Forcing:
+    """After the first token it forces a run of tokens, once; then everything is allowed."""
+
+    finished = False
+
+    def __init__(self, *run: int) -> None:
+        self.run: tuple[int, ...] = run
+
+    def mask(self) -> torch.Tensor | None:
+        return None
+
+    def accept(self, token_id: int) -> None:
+        """Nothing to keep."""
+
+    def advance_forced(self) -> list[int]:
+        run, self.run = list(self.run), ()
+        return run
+
+
+def test_forced_tokens_are_told_at_once_and_what_follows_is_computed_on_them(model: LlamaModel) -> None:
+    engine = make_engine(model, pages=60)
+    run_of_nine = tuple(prompt(9, seed=5))  # more than two pages, and the prompt ends inside one
+    answer = ask(engine, "forced", prompt(10), 14, constraint=Forcing(*run_of_nine))
+    stream = ask(engine, "stream", prompt(7, seed=2), 9)
+    engine.step()
+    assert tuple(answer.tokens[1:]) == run_of_nine
+    run(engine, answer, stream)
+    first = answer.tokens[0]
+    assert answer.tokens == [first, *run_of_nine, *alone(model, [*prompt(10), first, *run_of_nine], 4)]
+    assert stream.tokens == alone(model, prompt(7, seed=2), 9)
+    assert_nothing_held(engine)
+
+
+def test_a_forced_run_is_cut_at_the_length_and_at_a_stop_token(model: LlamaModel) -> None:
+    engine = make_engine(model, pages=60)
+    cut = ask(engine, "cut", prompt(5), 3, constraint=Forcing(1, 2, 3, 4))
+    ended = ask(engine, "stop", prompt(5), 9, constraint=Forcing(1, 2, 3), stop_token_ids=frozenset({2}))
+    run(engine, cut, ended)
+    assert (cut.tokens[1:], cut.reason) == ([1, 2], "length")
+    assert (ended.tokens[1:], ended.reason) == ([1, 2], "stop")
+    assert_nothing_held(engine)
+
+
+def test_forced_tokens_that_find_no_page_cost_the_youngest_its_pages_and_nobody_a_token(model: LlamaModel) -> None:
+    engine = make_engine(model, pages=9)
+    run_of_nine = tuple(prompt(9, seed=5))
+    old = ask(engine, "old", prompt(10), 14, constraint=Forcing(*run_of_nine))
+    young = ask(engine, "young", prompt(9, seed=3), 12)
+    run(engine, old, young)
+    assert tuple(old.tokens[1:10]) == run_of_nine
+    assert young.tokens == alone(model, prompt(9, seed=3), 12)
+    assert_nothing_held(engine)
 
 
 def test_a_prompt_hits_the_full_pages_of_another_but_never_its_last_token(model: LlamaModel) -> None:

@@ -29,6 +29,9 @@ class Only:
     def accept(self, token_id: int) -> None:
         self.accepted.append(token_id)
 
+    def advance_forced(self) -> list[int]:
+        return []
+
     @property
     def finished(self) -> bool:
         return False
