@@ -1,0 +1,1 @@
+"""What an engine is to keepwarm: adapters, prompts, wire formats, an engine of our own. Imports nothing."""

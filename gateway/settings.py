@@ -4,7 +4,7 @@ Sources, the first that has a value wins: command-line flags, environment (``KEE
 file, the defaults here. With no file at all keepwarm serves its embedded engine. Relative paths in the file are
 relative to the folder it lies in.
 
-State (ledger, traces, disk tiers, logs, the converted model) lies in ``home``: ``$KEEPWARM_HOME``, by default
+State (ledger, traces, disk tiers, logs) lies in ``home``: ``$KEEPWARM_HOME``, by default
 ``~/.keepwarm``. It is not a cache folder, since the ledger must not be swept away with caches. One gateway at a time
 uses a home.
 

@@ -1,0 +1,1 @@
+"""The embedded engine: a small paged, continuously batching engine for Llama-family models. Imports nothing."""

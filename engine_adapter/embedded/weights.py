@@ -36,8 +36,8 @@ _CONVERSION = 1  # counts changes of what convert_gguf writes; a new one gets a 
 
 
 def default_cache_dir() -> Path:
-    """Return the folder for models: ``$KEEPWARM_HOME/models``, or ``~/.cache/keepwarm/models``."""
-    return Path(os.environ.get("KEEPWARM_HOME") or Path.home() / ".cache" / "keepwarm") / "models"
+    """Return the folder for models, a cache like any other: ``$XDG_CACHE_HOME/keepwarm/models`` (``~/.cache`` …)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keepwarm" / "models"
 
 
 def resolve_model(spec: str, cache_dir: Path | None = None) -> Path:
