@@ -13,6 +13,8 @@ from billing.row import SqlValue, columns
 
 Values = tuple[SqlValue, ...]
 
+_POSTED = columns().index("posted_ns")
+
 #: What SQLite and its Python module raise for a row that no retry makes storable.
 _CANNOT_HOLD = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, OverflowError)
 
@@ -26,11 +28,18 @@ class GroupWritten:
     refused: list[tuple[str, str]] = field(default_factory=list)  # ids that the table cannot hold, and why
 
 
-def write_group(connection: sqlite3.Connection, group: Sequence[Values]) -> GroupWritten:
-    """Commit and sync a group. Raises ``sqlite3.Error``, and then nothing of it is written."""
+def write_group(
+    connection: sqlite3.Connection, group: Sequence[Values], *, only_if_absent: bool = False
+) -> GroupWritten:
+    """Commit and sync a group. Raises ``sqlite3.Error``, and then nothing of it is written.
+
+    A row whose period is closed already is posted to the first instant that is open. ``only_if_absent``: a row that is
+    there already is the better one, and no conflict.
+    """
     result = GroupWritten()
     connection.execute("BEGIN IMMEDIATE")
     try:
+        group = _open_period(connection, group)
         try:
             new = schema.insert(connection, group)
         except _CANNOT_HOLD:
@@ -38,13 +47,23 @@ def write_group(connection: sqlite3.Connection, group: Sequence[Values]) -> Grou
             connection.execute("BEGIN IMMEDIATE")
             new = _write_singly(connection, group, result)
         result.duplicates = len(group) - new - len(result.refused)
-        if result.duplicates:
+        if result.duplicates and not only_if_absent:
             result.conflicts = _conflicts(connection, group)
         connection.execute("COMMIT")
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
     return result
+
+
+def _open_period(connection: sqlite3.Connection, group: Sequence[Values]) -> Sequence[Values]:
+    until_ns: int | None = connection.execute("SELECT max(until_ns) FROM closings").fetchone()[0]
+    if until_ns is None:
+        return group
+    return [
+        (*values[:_POSTED], until_ns, *values[_POSTED + 1 :]) if int(values[_POSTED] or 0) < until_ns else values
+        for values in group
+    ]
 
 
 def _write_singly(connection: sqlite3.Connection, group: Sequence[Values], result: GroupWritten) -> int:
@@ -68,6 +87,11 @@ def _conflicts(connection: sqlite3.Connection, group: Sequence[Values]) -> list[
     taken = []
     for values in group:
         stored = connection.execute(find, values[:2]).fetchone()
-        if stored is not None and stored != values:
+        if stored is not None and _without_posting(stored) != _without_posting(values):
             taken.append(str(values[0]))
     return taken
+
+
+def _without_posting(values: Values) -> Values:
+    """Return a row less what the ledger itself chose."""
+    return (*values[:_POSTED], *values[_POSTED + 1 :])

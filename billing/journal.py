@@ -4,10 +4,11 @@
 the process, not a power failure (that is the database's part, which syncs each group commit). A record is
 ``length u32 | xxh3_64 u64 | payload``, little-endian; one that is torn was never acknowledged.
 
-Each process locks its own segment files. A segment that can be locked by someone else belongs to a process that is
-gone: whoever finds it first imports it and removes it. Replaying is idempotent, so a record that did reach the database
-does no harm. The path of one segment: created and locked → appended to → sealed when it is full → removed once the
-database holds all of it.
+Each writer locks its own segment files, whose names begin with the writer's id. When all files of a writer can be
+locked by someone else, it is gone: whoever finds that first imports them together and removes them. Together, because
+a request that was admitted in one file may have its row in a later one. Replaying is idempotent, so a record that did
+reach the database does no harm. The path of one segment: created and locked → appended to → sealed when it is full →
+removed once the database holds all of it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import struct
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,8 +33,8 @@ MAX_RECORD_BYTES = 16 * 2**20
 class Segment:
     """One journal file that this process has locked."""
 
-    def __init__(self, directory: Path) -> None:
-        name = uuid.uuid4().hex
+    def __init__(self, directory: Path, owner: str | None = None, serial: int = 0) -> None:
+        name = f"{owner or uuid.uuid4().hex}-{serial:08d}"
         hidden = directory / f".{name}"
         self.path = directory / f"{name}{_SUFFIX}"
         self._fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
@@ -61,49 +63,60 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """The journal of a process that is gone: its whole records, and how many bytes after them could not be read."""
+    """The journal of a writer that is gone: its whole records, and how many bytes of it could not be read."""
 
-    path: Path
+    paths: tuple[Path, ...]
     payloads: tuple[bytes, ...]
     damaged_bytes: int
 
 
 def adopt(directory: Path) -> Iterator[Orphan]:
-    """Go through the journals that no living process holds, each locked while it is yielded.
+    """Go through the journals whose writers are gone, each locked while it is yielded.
 
-    When the caller comes back for the next, the file is removed: it must have stored the payloads by then (leaving the
-    loop, or raising, leaves the file). One with damage is kept beside under ``.damaged``.
+    When the caller comes back for the next, the files are removed: it must have stored the payloads by then (leaving
+    the loop, or raising, leaves them). One with damage is kept beside under ``.damaged``.
     """
-    for path in sorted(directory.glob(f"*{_SUFFIX}")):
-        try:
-            fd = os.open(path, os.O_RDWR)
-        except FileNotFoundError:
-            continue  # another process was faster
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue  # its process lives
-            if not _is_same_file(fd, path):
-                continue
-            orphan = _read(fd, path)
-            yield orphan
-            if orphan.damaged_bytes:
-                path.rename(path.with_suffix(".damaged"))
-            else:
-                path.unlink()
-        finally:
-            os.close(fd)
+    owners: dict[str, list[Path]] = {}
+    for path in _segments(directory, ""):
+        owners.setdefault(path.name.partition("-")[0], []).append(path)
+    for owner, paths in owners.items():
+        with ExitStack() as locks:
+            files = [_locked(path, locks) for path in paths]
+            if None in files or _segments(directory, owner) != paths:
+                continue  # its writer lives, or another process was faster
+            parts = [_read(fd) for fd in files if fd is not None]
+            yield Orphan(
+                paths=tuple(paths),
+                payloads=tuple(payload for payloads, _ in parts for payload in payloads),
+                damaged_bytes=sum(damaged for _, damaged in parts),
+            )
+            for path, (_, damaged) in zip(paths, parts, strict=True):
+                if damaged:
+                    path.rename(path.with_suffix(".damaged"))
+                else:
+                    path.unlink()
 
 
-def _is_same_file(fd: int, path: Path) -> bool:
+def _segments(directory: Path, owner: str) -> list[Path]:
+    return sorted(directory.glob(f"{owner}*{_SUFFIX}"))
+
+
+def _locked(path: Path, locks: ExitStack) -> int | None:
+    """Lock a file until the stack ends; ``None`` when someone else has it or it is gone."""
     try:
-        return os.path.samestat(os.fstat(fd), path.stat())
+        fd = os.open(path, os.O_RDWR)
     except FileNotFoundError:
-        return False
+        return None
+    locks.callback(os.close, fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return fd if os.path.samestat(os.fstat(fd), path.stat()) else None
+    except (BlockingIOError, FileNotFoundError):
+        return None
 
 
-def _read(fd: int, path: Path) -> Orphan:
+def _read(fd: int) -> tuple[list[bytes], int]:
+    """Return the whole records of a file, and how many bytes after them cannot be read."""
     with os.fdopen(os.dup(fd), "rb") as file:
         data = file.read()
     payloads, at = [], 0
@@ -114,4 +127,4 @@ def _read(fd: int, path: Path) -> Orphan:
             break
         payloads.append(payload)
         at += _HEADER.size + length
-    return Orphan(path, tuple(payloads), len(data) - at)
+    return payloads, len(data) - at

@@ -15,20 +15,21 @@ import logging
 import sqlite3
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 
-import msgspec
-
 from billing import schema
+from billing.entry import decode, entry_of
 from billing.errors import LedgerClosedError, LedgerError, LedgerFullError
 from billing.group import Values, write_group
 from billing.journal import Segment, adopt
 from billing.ledger_read import ALL_ROWS, LedgerReader, RowFilter, Totals
 from billing.prices import PriceBook
-from billing.row import LedgerRow, row_values, storable
+from billing.rollup import ADVANCE_ROWS, advance
+from billing.row import LedgerRow, row_values
 from tracing.record import RequestRecord
 
 log = logging.getLogger("keepwarm.billing.ledger")
@@ -55,6 +56,7 @@ class LedgerStatus:
     committed: int = 0  # of those, rows that the database now holds (duplicates included)
     duplicates: int = 0  # rows that were already there
     recovered: int = 0  # rows imported from journals of processes that are gone
+    died_in_flight: int = 0  # of such a process, requests that were admitted and have no row of their own
     pending: int = 0  # accepted and not yet committed
     conflicts: int = 0  # a row came twice with different content; the first one stands
     refused: int = 0  # rows that the table cannot hold; kept in the table ``refused``
@@ -82,6 +84,10 @@ class Ledger:
         self._segment: Segment | None = None
         self._spare: Segment | None = None  # the next journal file, made before it is needed
         self._sealed: list[Segment] = []
+        self._owner, self._segments_made = uuid.uuid4().hex, 0
+        self._admitted: dict[str, bytes] = {}  # the journal records of requests that have no row yet
+        self._carried_bytes = 0  # of those, what this segment began with
+        self._unrolled = 0  # rows committed since the rollups were brought up
         self._counters = dict.fromkeys(_COUNTERS, 0)
         self._failing_since_ns: int | None = None
         self._closing = False
@@ -98,7 +104,7 @@ class Ledger:
             self._journal_dir.mkdir(mode=0o700, exist_ok=True)
             self._connection = schema.connect(self.path)
             self._adopt()
-            self._segment = Segment(self._journal_dir)
+            self._segment = self._new_segment()
         except (OSError, sqlite3.Error) as error:
             raise LedgerError(f"ledger {self.path} cannot be opened: {error}") from error
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
@@ -128,33 +134,47 @@ class Ledger:
         except sqlite3.Error as error:
             raise LedgerError(f"price version {book.version} could not be stored: {error}") from error
 
+    def admit(self, if_lost: RequestRecord) -> None:
+        """Note that a request was admitted: its ``append`` follows, or else this process died.
+
+        ``if_lost`` is the record that stands in that case: whoever imports the journal then writes its row. Not needed
+        for ``append``, and costs the same. Raises ``LedgerClosedError``, ``LedgerError``.
+        """
+        _, payload = entry_of(row_values(if_lost), is_admission=True)
+        with self._lock:
+            if self._closing or self._segment is None:
+                raise LedgerClosedError(f"ledger {self.path} is not open")
+            self._journal(if_lost.request_id, payload)
+            self._admitted[if_lost.request_id] = payload
+
     def append(self, record: RequestRecord) -> None:
         """Accept the row of a request; when this returns, ``kill -9`` no longer loses it.
 
         Never waits for the database. Raises ``LedgerFullError`` when too many rows wait, ``LedgerClosedError`` after
         ``close``, ``LedgerError`` for a number that no ledger can hold. Cost: some 20 to 40 µs.
         """
-        values = row_values(record)
-        try:
-            payload = _encode(values)
-        except UnicodeEncodeError:
-            values = storable(values)
-            payload = _encode(values)
+        entry, payload = entry_of(row_values(record))
         with self._lock:
             if self._closing or self._segment is None:
                 raise LedgerClosedError(f"ledger {self.path} is not open; the row of {record.request_id} was not taken")
             if len(self._pending) + self._in_flight >= self._options.max_pending_rows:
                 raise LedgerFullError(f"{self._options.max_pending_rows} rows wait for {self.path} to be writable")
-            try:
-                self._segment.append(payload)
-            except OSError as error:
-                self._count(journal_failures=1)
-                log.error("journal of ledger %s: %s; the row of %s waits in memory only",
-                          self.path, error, record.request_id)  # fmt: skip
-            self._pending.append(values)
+            self._journal(record.request_id, payload)
+            self._admitted.pop(record.request_id, None)
+            self._pending.append(entry.values)
             self._count(accepted=1)
             if len(self._pending) == 1:
                 self._wake.notify()
+
+    def _journal(self, request_id: str, payload: bytes) -> None:
+        """Write one record; the lock is held."""
+        assert self._segment is not None
+        try:
+            self._segment.append(payload)
+        except OSError as error:
+            self._count(journal_failures=1)
+            log.error("journal of ledger %s: %s; what it should say of %s is in memory only",
+                      self.path, error, request_id)  # fmt: skip
 
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Wait until everything accepted so far is committed and synced; ``False`` when that took too long."""
@@ -188,7 +208,7 @@ class Ledger:
             for segment in (*self._sealed, self._segment, self._spare):
                 if segment is None:
                     continue
-                if status.pending:
+                if status.pending or self._admitted:
                     segment.close()
                 else:
                     segment.remove()
@@ -234,7 +254,7 @@ class Ledger:
                     break
                 if self._closing:
                     return False
-            self._adopt_quietly()
+            self._tidy()
         self._hurry.wait(self._options.commit_window_s)
         return True
 
@@ -250,14 +270,24 @@ class Ledger:
             if not self._pending and self._segment is not None and self._spare is not None:
                 self._sealed.append(self._segment)
                 self._segment, self._spare = self._spare, None
+                for request_id, payload in self._admitted.items():  # the sealed file will be removed
+                    self._journal(request_id, payload)
+                self._carried_bytes = self._segment.size_bytes
             return group
+
+    def _is_full(self, segment: Segment) -> bool:
+        return segment.size_bytes - self._carried_bytes >= self._options.segment_bytes
+
+    def _new_segment(self) -> Segment:
+        self._segments_made += 1
+        return Segment(self._journal_dir, self._owner, self._segments_made)
 
     def _prepare_spare(self) -> None:
         """Make the next journal file when this one is full, without the lock: a slow disk keeps nobody waiting."""
         segment = self._segment
-        if self._spare is None and segment is not None and segment.size_bytes >= self._options.segment_bytes:
+        if self._spare is None and segment is not None and self._is_full(segment):
             try:
-                self._spare = Segment(self._journal_dir)
+                self._spare = self._new_segment()
             except OSError as error:
                 log.error("journal of ledger %s: no new file: %s", self.path, error)
 
@@ -286,6 +316,10 @@ class Ledger:
             self._count(committed=len(group), duplicates=duplicates)
             self._in_flight = 0
             self._wake.notify_all()
+        self._unrolled += len(group)
+        if self._unrolled >= ADVANCE_ROWS:
+            self._unrolled = 0
+            self._roll_up()
         return True
 
     def _succeeded(self) -> None:
@@ -304,11 +338,11 @@ class Ledger:
             self._connection.close()  # whatever broke may have broken the connection
             self._connection = None
 
-    def _write(self, group: Sequence[Values]) -> int:
+    def _write(self, group: Sequence[Values], *, only_if_absent: bool = False) -> int:
         """Commit a group and sync it; return how many of its rows were already there."""
         if self._connection is None:
             self._connection = schema.connect(self.path)
-        written = write_group(self._connection, group)
+        written = write_group(self._connection, group, only_if_absent=only_if_absent)
         for request_id in written.conflicts:
             log.error("ledger %s: a second, different row came for %s; the first stands", self.path, request_id)
         for request_id, reason in written.refused:
@@ -324,7 +358,8 @@ class Ledger:
 
     # Journals of processes that are gone.
 
-    def _adopt_quietly(self) -> None:
+    def _tidy(self) -> None:
+        """Nothing waits to be written: import what dead processes left, bring the rollups up."""
         try:
             self._adopt()
         except (OSError, sqlite3.Error, LedgerError) as error:
@@ -332,33 +367,41 @@ class Ledger:
         else:
             with self._lock:
                 self._succeeded()
+            self._roll_up()
+
+    def _roll_up(self) -> None:
+        """Bring the rollups up until there is something better to do. They may lag: reports read the rows beyond."""
+        try:
+            if self._connection is None:
+                self._connection = schema.connect(self.path)
+            while advance(self._connection) and not self._pending:
+                pass
+        except (sqlite3.Error, LedgerError) as error:
+            self._failed(error)
 
     def _adopt(self) -> None:
-        """Import the journals of dead processes. A file goes only after its rows are committed."""
+        """Import the journals of dead processes. A file goes only after its rows are committed.
+
+        A request that was admitted and has no row died with its process: the row is the one that its admission holds.
+        """
         for orphan in adopt(self._journal_dir):
-            group = [_decode(payload) for payload in orphan.payloads]
-            duplicates = 0
-            for start in range(0, len(group), self._options.max_group_rows):
-                duplicates += self._write(group[start : start + self._options.max_group_rows])
+            entries = [decode(payload) for payload in orphan.payloads]
+            rows = [entry.values for entry in entries if not entry.is_admission]
+            billed = {values[0] for values in rows}
+            lost = {e.request_id: e.values for e in entries if e.is_admission and e.request_id not in billed}
+            recovered = self._import(rows)
+            died = self._import(list(lost.values()), only_if_absent=True)
             with self._lock:
-                self._count(recovered=len(group) - duplicates, damaged_bytes=orphan.damaged_bytes)
+                self._count(recovered=recovered, died_in_flight=died, damaged_bytes=orphan.damaged_bytes)
+            if died:
+                log.warning("ledger %s: %d requests died with the process that served them", self.path, died)
             if orphan.damaged_bytes:
-                log.error("journal %s: %d rows imported, %d bytes after them cannot be read; kept as .damaged",
-                          orphan.path, len(group), orphan.damaged_bytes)  # fmt: skip
+                log.error("journal %s: %d rows imported, %d bytes cannot be read; kept as .damaged",
+                          orphan.paths[-1], len(rows), orphan.damaged_bytes)  # fmt: skip
 
-
-def _encode(values: Values) -> bytes:
-    try:
-        return msgspec.msgpack.encode((schema.SCHEMA_VERSION, values))
-    except OverflowError as error:
-        raise LedgerError(f"the row of {values[0]} holds a number beyond 64 bits") from error
-
-
-def _decode(payload: bytes) -> Values:
-    try:
-        version, values = msgspec.msgpack.decode(payload, type=tuple[int, Values])
-    except msgspec.DecodeError as error:
-        raise LedgerError(f"a journal holds something else than rows: {error}") from error
-    if version != schema.SCHEMA_VERSION:
-        raise LedgerError(f"a journal was written by another version (schema {version}); open it with that one first")
-    return values
+    def _import(self, rows: Sequence[Values], *, only_if_absent: bool = False) -> int:
+        """Write rows in groups; return how many were new."""
+        duplicates = 0
+        for start in range(0, len(rows), self._options.max_group_rows):
+            duplicates += self._write(rows[start : start + self._options.max_group_rows], only_if_absent=only_if_absent)
+        return len(rows) - duplicates

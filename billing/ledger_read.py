@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 from billing import schema
 from billing.errors import LedgerError
 from billing.prices import PriceBook
+from billing.reports import LABEL, TIME_HOURS, Report, build_report, check_dimensions, report_of
+from billing.rollup import sums_sql
 from billing.row import LedgerRow, columns
 
 _FETCH_ROWS = 1000
@@ -18,7 +21,10 @@ _FETCH_ROWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """Which rows; ``None`` is any. The period is by arrival, ``since_ns`` inclusive, ``until_ns`` exclusive."""
+    """Which rows; ``None`` is any.
+
+    The period is by ``posted_ns``: arrival, unless its period was closed already. Its end is exclusive.
+    """
 
     since_ns: int | None = None
     until_ns: int | None = None
@@ -28,8 +34,8 @@ class RowFilter:
     def sql(self) -> tuple[str, list[str | int]]:
         """Return a WHERE clause and its values."""
         tests = {
-            "arrived_ns >= ?": self.since_ns,
-            "arrived_ns < ?": self.until_ns,
+            "posted_ns >= ?": self.since_ns,
+            "posted_ns < ?": self.until_ns,
             "run_id = ?": self.run_id,
             "request_id = ?": self.request_id,
         }
@@ -102,10 +108,42 @@ class LedgerReader:
         except sqlite3.Error as error:
             raise LedgerError(f"ledger {self.path} cannot be read: {error}") from error
 
-    def refused(self) -> int:
-        """Count the rows that the table could not hold and that lie aside."""
+    def report(self, by: Sequence[str] = (), where: RowFilter = ALL_ROWS) -> Report:
+        """Sum what was asked for: from the rollups what has few values, from rows the rest; all in one snapshot.
+
+        Equal to ``build_report(rows(where), by)``. Raises ``ReportError``, ``LedgerError``.
+        """
+        if any(name.startswith(LABEL) for name in by):
+            return build_report(self.rows(where), by)
+        check_dimensions(by)
+        equal = {"run": where.run_id, "request": where.request_id}
+        times = [TIME_HOURS[name] for name in by if name in TIME_HOURS]
+        keys = [name for name in by if name not in TIME_HOURS]
         try:
-            count: int = self._connection.execute("SELECT count(*) FROM refused").fetchone()[0]
+            self._connection.execute("BEGIN")
+            try:
+                query = sums_sql(
+                    [*keys, "currency"],
+                    per_hours=min(times) if times else None,
+                    since_ns=where.since_ns,
+                    until_ns=where.until_ns,
+                    equal={name: value for name, value in equal.items() if value is not None},
+                    watermark=self._connection.execute("SELECT seq FROM rolled").fetchone()[0],
+                )
+                return report_of(by, self._connection.execute(query.sql, dict(query.parameters)))
+            finally:
+                self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise LedgerError(f"ledger {self.path} cannot be read: {error}") from error
+
+    def refused(self) -> int:
+        """Count the rows that the table could not hold and that lie aside. Raises ``LedgerError``."""
+        return self.count("refused")
+
+    def count(self, table: Literal["requests", "refused", "rollups", "closings"]) -> int:
+        """Count the rows of a table. Raises ``LedgerError``."""
+        try:
+            count: int = self._connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
         except sqlite3.Error as error:
             raise LedgerError(f"ledger {self.path} cannot be read: {error}") from error
         return count

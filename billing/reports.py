@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 
@@ -44,19 +44,31 @@ DIMENSIONS: dict[str, Callable[[LedgerRow], str]] = {
     "hit_source": lambda row: row.hit_source,
     "price_version": lambda row: row.price_version,
     "unpriced": lambda row: row.unpriced_reason or _NONE,
-    "hour": lambda row: _utc(row.arrived_ns, "%Y-%m-%dT%H:00Z"),
-    "day": lambda row: _utc(row.arrived_ns, "%Y-%m-%d"),
-    "month": lambda row: _utc(row.arrived_ns, "%Y-%m"),
+    "hour": lambda row: _utc(row.posted_ns, "%Y-%m-%dT%H:00Z"),
+    "day": lambda row: _utc(row.posted_ns, "%Y-%m-%d"),
+    "month": lambda row: _utc(row.posted_ns, "%Y-%m"),
 }
-_TIME = frozenset({"hour", "day", "month"})
-_LABEL = "label:"
+#: The dimensions of time: hours in a bucket that is wholly inside one of their values.
+TIME_HOURS = {"hour": 1, "day": 24, "month": 24}
+_TIME = frozenset(TIME_HOURS)
+_TIME_PATTERN = {"hour": "%Y-%m-%dT%H:00Z", "day": "%Y-%m-%d", "month": "%Y-%m"}
+LABEL = "label:"
+
+
+def time_key(name: str, hour: int) -> str:
+    """Return what a time dimension says of an hour since the epoch."""
+    return datetime.fromtimestamp(hour * 3600, UTC).strftime(_TIME_PATTERN[name])
 
 
 @dataclass(slots=True)
 class Sums:
-    """What is summed. ``hits_not_told`` counts requests whose engine told nothing about hits."""
+    """What is summed, as ``billing.rollup.SUMS`` does in SQL.
+
+    ``hits_not_told`` counts requests whose engine told nothing about hits; ``unpriced`` those that have no price yet.
+    """
 
     requests: int = 0
+    corrections: int = 0
     unpriced: int = 0
     hits_not_told: int = 0
     prompt_tokens: int = 0
@@ -87,7 +99,8 @@ class Sums:
         """Add one row; a correction adds money and tokens, but is no further request."""
         usage = row.usage()
         self.requests += row.revision == 0
-        self.unpriced += row.amount_nano is None
+        self.corrections += row.revision > 0
+        self.unpriced += (row.amount_nano is None) - row.settles_unpriced
         self.hits_not_told += row.hit_source == HitSource.UNKNOWN and usage.prompt_tokens > 0
         self.prompt_tokens += usage.prompt_tokens
         self.fresh_tokens += usage.fresh_tokens
@@ -142,6 +155,11 @@ def build_report(rows: Iterable[LedgerRow], by: Sequence[str] = ()) -> Report:
         if sums is None:
             sums = found[key] = Sums()
         sums.add_row(row)
+    return assemble(by, found)
+
+
+def assemble(by: Sequence[str], found: Mapping[tuple[tuple[str, ...], str], Sums]) -> Report:
+    """Return the report over groups that are summed already, keyed by (key, currency)."""
     groups = [Group(key, currency, sums) for (key, currency), sums in found.items()]
     if _TIME.intersection(by):
         groups.sort(key=lambda group: (group.currency, group.key))
@@ -153,12 +171,36 @@ def build_report(rows: Iterable[LedgerRow], by: Sequence[str] = ()) -> Report:
     return Report(tuple(by), tuple(groups), tuple(Group((), currency, sums) for currency, sums in totals.items()))
 
 
+def report_of(by: Sequence[str], lines: Iterable[Sequence[object]]) -> Report:
+    """Return the report over the lines of ``billing.rollup.sums_sql``: time bucket, keys, currency, sums."""
+    times = [name for name in by if name in TIME_HOURS]
+    hours = min((TIME_HOURS[name] for name in times), default=1)
+    keys = [name for name in by if name not in TIME_HOURS]
+    found: dict[tuple[tuple[str, ...], str], Sums] = {}
+    for bucket, *values in lines:
+        named = dict(zip(keys, map(str, values), strict=False))
+        named |= {name: time_key(name, int(str(bucket)) * hours) for name in times}
+        key = (tuple(named[name] for name in by), str(values[len(keys)]))
+        sums = Sums(*(int(str(value)) for value in values[len(keys) + 1 :]))
+        if key in found:
+            found[key].add(sums)
+        else:
+            found[key] = sums
+    return assemble(by, found)
+
+
+def check_dimensions(by: Sequence[str]) -> None:
+    """Raise ``ReportError`` for a dimension that there is none of."""
+    for name in by:
+        _dimension(name)
+
+
 def _dimension(name: str) -> Callable[[LedgerRow], str]:
-    if name.startswith(_LABEL) and len(name) > len(_LABEL):
-        label = name.removeprefix(_LABEL)
+    if name.startswith(LABEL) and len(name) > len(LABEL):
+        label = name.removeprefix(LABEL)
         return lambda row: row.label(label) or _NONE
     if name not in DIMENSIONS:
-        raise ReportError(f"cannot group by {name!r}; there are {', '.join(DIMENSIONS)} and {_LABEL}NAME")
+        raise ReportError(f"cannot group by {name!r}; there are {', '.join(DIMENSIONS)} and {LABEL}NAME")
     return DIMENSIONS[name]
 
 

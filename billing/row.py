@@ -27,6 +27,8 @@ class LedgerRow:
     arrived_ns: int
     first_token_ns: int | None
     closed_ns: int
+    posted_ns: int  # the accounting instant: arrival, or later where that period was closed already
+    settles_unpriced: int  # 1: a correction that gives a price to a request that had none
     endpoint: str
     model: str
     served_model: str
@@ -155,6 +157,8 @@ def row_values(record: RequestRecord) -> tuple[SqlValue, ...]:
         stamps.arrived_ns,
         stamps.first_token_ns,
         stamps.closed_ns,
+        stamps.arrived_ns,
+        0,
         record.endpoint,
         record.model,
         record.served_model,

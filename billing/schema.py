@@ -12,15 +12,16 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 
 from billing.errors import LedgerError
+from billing.rollup import KEY_COLUMNS, SUM_COLUMNS
 from billing.row import LedgerRow, SqlValue, columns
 
 #: "kwlg": tells a ledger from any other SQLite file.
 APPLICATION_ID = 0x6B776C67
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_TIMEOUT_S = 5.0
 
 _TYPES = {"int": "INTEGER NOT NULL", "int | None": "INTEGER", "str": "TEXT NOT NULL", "str | None": "TEXT"}
@@ -30,6 +31,38 @@ def _columns_sql() -> str:
     types = LedgerRow.__annotations__
     return ",\n  ".join(f"{name} {_TYPES[str(types[name])]}" for name in columns())
 
+
+_ROLLUPS = f"""
+CREATE TABLE rollup_keys (
+  id INTEGER PRIMARY KEY,
+  {", ".join(f"{name} TEXT NOT NULL" for name in KEY_COLUMNS)},
+  UNIQUE ({", ".join(KEY_COLUMNS)})
+) STRICT;
+CREATE TABLE rollups (
+  hour INTEGER NOT NULL,
+  key_id INTEGER NOT NULL REFERENCES rollup_keys (id),
+  {", ".join(f"{name} INTEGER NOT NULL" for name in SUM_COLUMNS)},
+  PRIMARY KEY (hour, key_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE day_rollups (
+  day INTEGER NOT NULL,
+  key_id INTEGER NOT NULL REFERENCES rollup_keys (id),
+  {", ".join(f"{name} INTEGER NOT NULL" for name in SUM_COLUMNS)},
+  PRIMARY KEY (day, key_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE rolled (one INTEGER PRIMARY KEY CHECK (one = 1), seq INTEGER NOT NULL) STRICT;
+INSERT INTO rolled VALUES (1, 0);
+"""
+_CLOSINGS = """
+CREATE TABLE closings (
+  until_ns INTEGER PRIMARY KEY,
+  closed_ns INTEGER NOT NULL,
+  totals TEXT NOT NULL
+) STRICT;
+CREATE TRIGGER requests_closed_period BEFORE INSERT ON requests
+WHEN NEW.posted_ns < (SELECT ifnull(max(until_ns), -9223372036854775808) FROM closings)
+BEGIN SELECT RAISE(ABORT, 'the period is closed'); END;
+"""
 
 _TABLES = f"""
 CREATE TABLE prices (
@@ -44,7 +77,7 @@ CREATE TABLE requests (
   UNIQUE (request_id, revision),
   CHECK ((amount_nano IS NULL) = (unpriced_reason IS NOT NULL))
 ) STRICT;
-CREATE INDEX requests_arrived ON requests (arrived_ns);
+CREATE INDEX requests_posted ON requests (posted_ns);
 CREATE INDEX requests_run ON requests (run_id, step) WHERE run_id IS NOT NULL;
 CREATE TABLE refused (
   seq INTEGER PRIMARY KEY,
@@ -52,6 +85,8 @@ CREATE TABLE refused (
   reason TEXT NOT NULL,
   payload BLOB NOT NULL
 ) STRICT;
+{_ROLLUPS}
+{_CLOSINGS}
 """
 _TRIGGER = """
 CREATE TRIGGER {table}_no_{verb} BEFORE {verb} ON {table}
@@ -96,6 +131,8 @@ def connect(path: Path) -> sqlite3.Connection:
                 if _is_empty(connection):
                     connection.execute("PRAGMA journal_mode = WAL")
                     _create(connection)
+                elif _version(connection) == 1:
+                    _migrate(connection)
             _check(connection, path)
             connection.execute("PRAGMA synchronous = FULL")
         except (sqlite3.Error, LedgerError):
@@ -141,13 +178,48 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 def _create(connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        script = _TABLES + "".join(
-            _TRIGGER.format(table=table, verb=verb) for table in ("requests", "prices") for verb in ("UPDATE", "DELETE")
-        )
+        guarded = product(("requests", "prices", "closings"), ("UPDATE", "DELETE"))
+        script = _TABLES + "".join(_TRIGGER.format(table=table, verb=verb) for table, verb in guarded)
         for statement in _statements(script):
             connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return version
+
+
+_FROM_1 = f"""
+DROP TRIGGER requests_no_UPDATE;
+ALTER TABLE requests ADD COLUMN posted_ns INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE requests ADD COLUMN settles_unpriced INTEGER NOT NULL DEFAULT 0;
+UPDATE requests SET posted_ns = arrived_ns;
+DROP INDEX requests_arrived;
+CREATE INDEX requests_posted ON requests (posted_ns);
+{_ROLLUPS}
+{_CLOSINGS}
+{_TRIGGER.format(table="requests", verb="UPDATE")}
+{_TRIGGER.format(table="closings", verb="UPDATE")}
+{_TRIGGER.format(table="closings", verb="DELETE")}
+"""
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    """Bring a ledger of schema 1 to this one, in one transaction."""
+    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if _version(connection) == 1:
+            for statement in _statements(_FROM_1):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute("COMMIT")
     finally:
         if connection.in_transaction:

@@ -136,6 +136,7 @@ class Pipeline:
             raise Draining("the gateway is going down", retry_after_s=1)
         admitted = await self._admit(arrival, draft)
         self._link(admitted, arrival.headers, draft)
+        self._recorder.admit(draft)
         prompt = await self._prompts.encode(
             admitted.model,
             admitted.ask,

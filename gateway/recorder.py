@@ -45,8 +45,26 @@ class Recorder:
         """Close the request's one record and hand it on. Never raises for a sink that fails; a lost row is an alarm
         that also takes the gateway out of readiness."""
         usage, problems = _usage_of(draft)
-        outcome = draft.outcome or Outcome.ABORTED
-        record = RequestRecord(
+        record = self._record(draft, usage, problems, draft.outcome or Outcome.ABORTED)
+        self._compare(record, draft.counts_checked)
+        if draft.is_admitted:
+            self._keep(record)
+        self._metrics.observe(record)
+        if self._spans is not None:
+            self._spans.export(record)
+        _access.info("%s", access_line(record))
+        return record
+
+    def admit(self, draft: Draft) -> None:
+        """Note in the ledger's journal what will stand for the request if this process dies before ``close``."""
+        try:
+            self._ledger.admit(self._record(draft, Usage(source=UsageSource.MISSING), (), Outcome.DIED))
+        except LedgerError as error:
+            self.ledger_failed = True
+            _log.critical("the ledger did not note that %s was admitted: %s", draft.request_id, error)
+
+    def _record(self, draft: Draft, usage: Usage, problems: tuple[str, ...], outcome: Outcome) -> RequestRecord:
+        return RequestRecord(
             request_id=draft.request_id,
             endpoint=draft.endpoint,
             model=draft.model,
@@ -74,14 +92,6 @@ class Recorder:
             usage_problems=problems,
             message_tip=draft.message_tip,
         )
-        self._compare(record, draft.counts_checked)
-        if draft.is_admitted:
-            self._keep(record)
-        self._metrics.observe(record)
-        if self._spans is not None:
-            self._spans.export(record)
-        _access.info("%s", access_line(record))
-        return record
 
     def _keep(self, record: RequestRecord) -> None:
         try:

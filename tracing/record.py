@@ -20,6 +20,7 @@ class Outcome(StrEnum):
     UPSTREAM_FAILED = "upstream_failed"  # no engine answered, or it answered 5xx
     TRUNCATED = "truncated"  # the engine's stream stopped without an end
     ABORTED = "aborted"  # the client left
+    DIED = "died"  # the gateway's process died before the request ended
 
 
 class UsageSource(StrEnum):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from billing.errors import BillingError, ReportError
 from billing.ledger_read import LedgerReader, RowFilter
-from billing.reports import DIMENSIONS, build_report, render_csv, render_json, render_table
+from billing.reports import DIMENSIONS, render_csv, render_json, render_table
 from billing.verify import verify_ledger
 from gateway.errors import SettingsError
 from gateway.settings import load_settings
@@ -76,7 +76,7 @@ def _report(args: argparse.Namespace) -> int:
         if not verification.passed:
             return 1
     with LedgerReader(ledger) as reader:
-        report = build_report(reader.rows(where), [name for name in args.by.split(",") if name])
+        report = reader.report([name for name in args.by.split(",") if name], where)
     if args.json:
         print(render_json(report))
     elif args.csv:

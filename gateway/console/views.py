@@ -27,6 +27,7 @@ _OUTCOMES: Final = {
     Outcome.UPSTREAM_FAILED: "engine failed",
     Outcome.TRUNCATED: "cut off",
     Outcome.ABORTED: "client left",
+    Outcome.DIED: "gateway died",
 }
 
 

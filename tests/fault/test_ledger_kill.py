@@ -17,7 +17,7 @@ from billing.ledger_read import LedgerReader
 from billing.prices import PriceBook
 from billing.row import row_of
 from billing.verify import verify_ledger
-from tests.samples.billed import billed
+from tests.samples.billed import billed, died_in_flight
 from tests.samples.ledger_writer import OPTIONS
 
 ROOT = Path(__file__).parents[2]
@@ -97,6 +97,31 @@ def test_killed_at_random_points_again_and_again(tmp_path: Path) -> None:
         rest, _ = process.communicate(timeout=60)
         acked += acknowledged(output + rest)
     check(path, acked, unacknowledged=rounds)
+
+
+def test_a_request_that_was_in_flight_when_its_process_died_has_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    Ledger(path, OPTIONS).start().close()
+    process = start(path, 0, 100_000, "admitting")
+    assert process.stdout is not None
+    output = b""
+    while output.count(b"\n") < 300:  # beyond several changes of the journal file
+        output += os.read(process.stdout.fileno(), 65536)
+    process.kill()
+    rest, _ = process.communicate(timeout=60)
+    acked = acknowledged(output + rest)
+    with Ledger(path, OPTIONS) as ledger:
+        ledger.register(PriceBook.default())
+        status = ledger.status()
+        assert (status.conflicts, status.damaged_bytes) == (0, 0)
+    with LedgerReader(path) as reader:
+        rows = {row.request_id: row for row in reader.rows()}
+    assert set(acked) <= {int(request_id.removeprefix("req-")) for request_id in rows} <= {*acked, len(acked)}
+    book = PriceBook.default()
+    for number in acked:
+        assert rows[f"req-{number}"] == row_of((billed if number % 2 else died_in_flight)(number, book))
+    assert sum(row.outcome == "died" for row in rows.values()) == status.died_in_flight >= 150
+    assert verify_ledger(path).faults == []
 
 
 def test_several_processes_write_at_once_and_one_is_killed(tmp_path: Path) -> None:

@@ -63,6 +63,22 @@ def unpriced(number: int, book: PriceBook) -> RequestRecord:
     return billed(number, book, model="nobody-priced-this")
 
 
+def died_in_flight(number: int, book: PriceBook) -> RequestRecord:
+    """Return what stands for request ``number`` when its process dies before it ends."""
+    record = billed(number, book)
+    usage = Usage(source=UsageSource.MISSING)
+    at_ns = record.stamps.arrived_ns
+    return replace(
+        record,
+        outcome=Outcome.DIED,
+        status=0,
+        stamps=Stamps(at_ns, closed_ns=at_ns),
+        attempts=(),
+        usage=usage,
+        charge=charge(usage, book, record.served_model, at_ns, team=record.identity.team),
+    )
+
+
 def many(count: int, make: Callable[[int, PriceBook], RequestRecord] = billed) -> list[RequestRecord]:
     """Return requests 0 to ``count - 1``, priced by the packaged book."""
     book = PriceBook.default()

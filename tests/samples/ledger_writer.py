@@ -1,7 +1,8 @@
 """A process that writes to a ledger and tells each row that was accepted, so that a test can kill it.
 
 ``python -m tests.samples.ledger_writer PATH FIRST COUNT [STEP]``. With a step it kills itself there, in the middle of
-the write path; without one it goes on until it is killed or done.
+the write path; without one it goes on until it is killed or done. The step ``admitting``: each request is admitted, and
+those with an odd number get their row.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from billing import journal, schema
 from billing.journal import Segment
 from billing.ledger import Ledger, LedgerOptions
 from billing.prices import PriceBook
-from tests.samples.billed import billed
+from tests.samples.billed import billed, died_in_flight
 
 OPTIONS = LedgerOptions(commit_window_s=0.002, segment_bytes=4096, adopt_interval_s=0.05)
 
@@ -83,7 +84,7 @@ STEPS: dict[str, Callable[[], None]] = {
 }
 
 
-def main(path: Path, first: int, count: int, step: str | None) -> None:
+def main(path: Path, first: int, count: int, step: str | None, *, admits: bool = False) -> None:
     """Append the rows and tell each on standard output once it is accepted."""
     book = PriceBook.default()
     if step is None or step not in ("begin", "insert", "commit"):
@@ -96,11 +97,16 @@ def main(path: Path, first: int, count: int, step: str | None) -> None:
         STEPS[step]()
     os.write(1, b"ready\n")
     for number in range(first, first + count):
-        ledger.append(billed(number, book))
+        if admits:
+            ledger.admit(died_in_flight(number, book))
+        if not admits or number % 2:
+            ledger.append(billed(number, book))
         os.write(1, b"%d\n" % number)
     ledger.close()
     os.write(1, b"closed\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] if len(sys.argv) > 4 else None)
+    word = sys.argv[4] if len(sys.argv) > 4 else None
+    admitting = word == "admitting"
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), None if admitting else word, admits=admitting)

@@ -10,15 +10,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from billing import schema
+from billing.entry import entry_of
 from billing.errors import LedgerClosedError, LedgerError, LedgerFullError
 from billing.journal import Segment, adopt
-from billing.ledger import Ledger, LedgerOptions, _encode
+from billing.ledger import Ledger, LedgerOptions
 from billing.ledger_read import LedgerReader, RowFilter
 from billing.prices import PriceBook
-from billing.row import row_of, row_values
+from billing.reports import build_report
+from billing.row import LedgerRow, columns, row_of, row_values
 from billing.verify import verify_ledger
 from tests.samples.billed import START_NS, altered, billed, many, unpriced
 from tracing.record import RequestRecord, Usage, UsageSource
@@ -324,7 +327,7 @@ class TestJournal:
         orphaned.start()
         orphaned.close()
         segment = Segment(path.with_name(path.name + ".journal"))
-        segment.append(_encode(row_values(billed(5, PriceBook.default()))))
+        segment.append(entry_of(row_values(billed(5, PriceBook.default())))[1])
         segment.close()
         while not ledger.status().recovered:
             ledger.flush(0.01)
@@ -397,3 +400,40 @@ def test_nothing_is_logged_when_all_is_well(ledger: Ledger, caplog: pytest.LogCa
     caplog.set_level(logging.DEBUG, "keepwarm.billing")
     fill(ledger, many(3))
     assert caplog.text == ""
+
+
+def test_a_ledger_of_schema_1_is_brought_up_and_its_journal_read(path: Path) -> None:
+    new = ("posted_ns", "settles_unpriced")
+    records = many(3)
+    path.parent.mkdir()
+    old = sqlite3.connect(path)
+    types = {name: schema._TYPES[str(LedgerRow.__annotations__[name])] for name in columns() if name not in new}
+    old.executescript(
+        f"""
+        CREATE TABLE prices (version TEXT PRIMARY KEY, name TEXT NOT NULL, currency TEXT NOT NULL, body TEXT NOT NULL);
+        CREATE TABLE requests (seq INTEGER PRIMARY KEY, {", ".join(f"{n} {t}" for n, t in types.items())},
+            UNIQUE (request_id, revision)) STRICT;
+        CREATE INDEX requests_arrived ON requests (arrived_ns);
+        CREATE TABLE refused (seq INTEGER PRIMARY KEY, request_id TEXT, reason TEXT, payload BLOB);
+        CREATE TRIGGER requests_no_UPDATE BEFORE UPDATE ON requests BEGIN SELECT RAISE(ABORT, 'no'); END;
+        PRAGMA application_id = {schema.APPLICATION_ID};
+        PRAGMA user_version = 1;
+        """
+    )
+    values = [
+        tuple(v for name, v in zip(columns(), row_values(record), strict=True) if name not in new) for record in records
+    ]
+    old.executemany(f"INSERT INTO requests ({', '.join(types)}) VALUES ({', '.join('?' * len(types))})", values[:2])
+    old.commit()
+    old.close()
+    journal = path.with_name(path.name + ".journal")
+    journal.mkdir()
+    segment = Segment(journal)
+    segment.append(msgspec.msgpack.encode((1, values[2])))
+    segment.close()
+    with Ledger(path, QUICK) as ledger:
+        ledger.register(PriceBook.default())
+        assert list(ledger.rows()) == [row_of(record) for record in records]
+    with LedgerReader(path) as reader:
+        assert reader.report(("team",)) == build_report(map(row_of, records), ("team",))
+    assert verify_ledger(path).faults == []
