@@ -6,6 +6,8 @@
     ├── PriceBookError        a price book that is malformed or contradicts itself; names the path in the file
     ├── CaseFileError         a file of worked examples that cannot be read
     ├── ReportError           a report that was asked for by a name that there is none of
+    ├── CorrectionError       a correction that cannot be computed: no price, another currency
+    ├── PeriodError           a period that cannot be closed: closed already, or not over
     └── LedgerError           the ledger cannot be opened, read or written
         ├── LedgerFullError   so much waits to be written that no further row is accepted
         └── LedgerClosedError a row came after close()
@@ -33,6 +35,14 @@ class CaseFileError(BillingError):
 
 class ReportError(BillingError):
     """A report was asked for in words that it does not know."""
+
+
+class CorrectionError(BillingError):
+    """A correction cannot be computed."""
+
+
+class PeriodError(BillingError):
+    """A period cannot be closed."""
 
 
 class LedgerError(BillingError):

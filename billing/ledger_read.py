@@ -62,7 +62,7 @@ class Totals:
 
 _HITS = "hit_device_tokens + hit_host_tokens + hit_disk_tokens + hit_pool_tokens + hit_unknown_tokens"
 _TOTALS = f"""
-SELECT currency, sum(revision = 0), count(*) - count(amount_nano),
+SELECT currency, sum(revision = 0), count(*) - count(amount_nano) - sum(settles_unpriced),
   sum(fresh_tokens + {_HITS} + write_tokens + write_5m_tokens + write_1h_tokens), sum({_HITS}), sum(output_tokens),
   ifnull(sum(amount_nano), 0), ifnull(sum(saved_nano), 0)
 FROM requests{{where}} GROUP BY currency ORDER BY currency
@@ -147,6 +147,25 @@ class LedgerReader:
         except sqlite3.Error as error:
             raise LedgerError(f"ledger {self.path} cannot be read: {error}") from error
         return count
+
+    def closings(self) -> list[tuple[int, int, str]]:
+        """Return the closed periods as they are stored, oldest first. Raises ``LedgerError``."""
+        try:
+            return self._connection.execute("SELECT until_ns, closed_ns, totals FROM closings ORDER BY 1").fetchall()
+        except sqlite3.Error as error:
+            raise LedgerError(f"ledger {self.path} cannot be read: {error}") from error
+
+    def corrected(self) -> list[str]:
+        """Return the ids of the requests that have corrections. Raises ``LedgerError``."""
+        try:
+            found = self._connection.execute("SELECT DISTINCT request_id FROM requests WHERE revision > 0 ORDER BY 1")
+            return [request_id for (request_id,) in found]
+        except sqlite3.Error as error:
+            raise LedgerError(f"ledger {self.path} cannot be read: {error}") from error
+
+    def history(self, request_id: str) -> list[LedgerRow]:
+        """Return all rows of one request, in order of their revisions. Raises ``LedgerError``."""
+        return sorted(self.rows(RowFilter(request_id=request_id)), key=lambda row: row.revision)
 
     def price_books(self) -> dict[str, PriceBook]:
         """Return every stored price version. Raises ``LedgerError``, ``PriceBookError``."""

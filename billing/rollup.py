@@ -3,8 +3,8 @@
 A rollup is exact and redundant: the sums of all rows up to one sequence number, the watermark ``rolled``. ``advance``
 folds further rows in and moves the watermark in the same transaction, so that each row is in the sums exactly once
 whoever does it and wherever it is killed. A report takes whole days, then whole hours from the rollups and reads rows
-only for what lies beyond the watermark and for the pieces of hours at its period's ends. ``sums_sql`` writes that query;
-what has many values (run, step, request) is summed from the rows.
+only for what lies beyond the watermark and for the pieces of hours at its period's ends. ``sums_sql`` writes that
+query; what has many values (run, step, request) is summed from the rows.
 
 The SQL here is what SQLite and PostgreSQL have in common; its parameters are named ``:name``.
 """

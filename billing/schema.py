@@ -78,6 +78,7 @@ CREATE TABLE requests (
   CHECK ((amount_nano IS NULL) = (unpriced_reason IS NOT NULL))
 ) STRICT;
 CREATE INDEX requests_posted ON requests (posted_ns);
+CREATE INDEX requests_corrected ON requests (request_id) WHERE revision > 0;
 CREATE INDEX requests_run ON requests (run_id, step) WHERE run_id IS NOT NULL;
 CREATE TABLE refused (
   seq INTEGER PRIMARY KEY,
@@ -202,6 +203,7 @@ ALTER TABLE requests ADD COLUMN settles_unpriced INTEGER NOT NULL DEFAULT 0;
 UPDATE requests SET posted_ns = arrived_ns;
 DROP INDEX requests_arrived;
 CREATE INDEX requests_posted ON requests (posted_ns);
+CREATE INDEX requests_corrected ON requests (request_id) WHERE revision > 0;
 {_ROLLUPS}
 {_CLOSINGS}
 {_TRIGGER.format(table="requests", verb="UPDATE")}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from billing.ledger_read import LedgerReader
+from billing.corrections import explains
+from billing.ledger_read import LedgerReader, RowFilter
 from billing.meter import recharge
+from billing.periods import closings
 from billing.prices import PriceBook
 from billing.row import LedgerRow
 from tracing.record import Charge
@@ -42,13 +44,15 @@ def _money(charge: Charge) -> tuple[object, ...]:
 
 
 def verify_rows(rows: Iterable[LedgerRow], books: Mapping[str, PriceBook]) -> Verification:
-    """Compute the charge of each row again and compare all of it. Pure; cost: some 50 µs a row."""
+    """Compute the charge of each request's first row again and compare all of it. Pure; cost: some 50 µs a row."""
     result = Verification()
     for version, stored_book in books.items():
         if stored_book.version != version:
             result.fault(f"price version {version}: its content has the digest {stored_book.version}")
     for row in rows:
         result.rows += 1
+        if row.revision:
+            continue  # a difference, which follows from all rows of its request: ``verify_history``
         stored, book = row.charge(), books.get(row.price_version)
         if stored.basis is None:
             result.fault(f"{row.request_id}: the row has no basis to compute its amount from")
@@ -62,10 +66,35 @@ def verify_rows(rows: Iterable[LedgerRow], books: Mapping[str, PriceBook]) -> Ve
     return result
 
 
+def verify_history(history: Sequence[LedgerRow], books: Mapping[str, PriceBook], result: Verification) -> None:
+    """Compute every correction of a request again. Pure."""
+    for count in range(2, len(history) + 1):
+        row, book = history[count - 1], books.get(history[count - 1].price_version)
+        if row.revision != count - 1:
+            result.fault(f"{row.request_id}: revision {count - 1} is missing")
+        elif book is None:
+            result.fault(f"{row.request_id}: price version {row.price_version} is not stored")
+        elif not explains(history[:count], book):
+            result.fault(f"{row.request_id}: revision {row.revision} is not what its price and counts come to")
+
+
 def verify_ledger(path: Path) -> Verification:
-    """Verify the whole ledger, and that no row lies aside. Raises ``LedgerError``, ``PriceBookError``."""
+    """Verify the whole ledger: rows, corrections, rollups, closed periods, and that no row lies aside.
+
+    Raises ``LedgerError``, ``PriceBookError``.
+    """
     with LedgerReader(path) as reader:
-        result = verify_rows(reader.rows(), reader.price_books())
+        books = reader.price_books()
+        result = verify_rows(reader.rows(), books)
+        for request_id in reader.corrected():
+            verify_history(reader.history(request_id), books, result)
+        rolled = [(t.currency, t.sums.requests, t.sums.amount_nano) for t in reader.report().totals]
+        summed = [(t.currency, t.requests, t.amount_nano) for t in reader.totals()]
+        if rolled != summed:
+            result.fault(f"the rollups say {rolled}, the rows {summed}")
+        for closing in closings(reader):
+            if (now := tuple(reader.totals(RowFilter(until_ns=closing.until_ns)))) != closing.totals:
+                result.fault(f"the period until {closing.until_ns} was closed at {closing.totals} and now is {now}")
         if refused := reader.refused():
             result.fault(f"{refused} rows could not be held by the table and lie in its neighbour `refused`")
     return result

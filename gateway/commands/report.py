@@ -22,9 +22,7 @@ _UNIT_S = {"m": 60, "h": 3600, "d": 86400}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--ledger", type=Path, metavar="PATH", help="the ledger to read (default: the settings' one)")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings file (TOML; default: $KEEPWARM_CONFIG)")
-    parser.add_argument("--home", type=Path, metavar="FOLDER", help="folder for all state (default ~/.keepwarm)")
+    add_ledger_arguments(parser)
     parser.add_argument(
         "--by",
         default="",
@@ -32,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"group by these: {', '.join(DIMENSIONS)}, label:NAME (default: totals only)",
     )
     moment = "2026-11-01, 2026-11-01T08:00Z, or 30m, 24h, 7d ago (by arrival; without a zone: UTC)"
-    parser.add_argument("--since", metavar="TIME", help=f"only requests that arrived at or after it: {moment}")
-    parser.add_argument("--until", metavar="TIME", help="only requests that arrived before it")
+    parser.add_argument("--since", metavar="TIME", help=f"only what is posted at or after it: {moment}")
+    parser.add_argument("--until", metavar="TIME", help="only what is posted before it")
     parser.add_argument("--run", metavar="RUN_ID", help="only the requests of this run")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
@@ -45,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_ledger_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare how a command is told which ledger."""
+    parser.add_argument("--ledger", type=Path, metavar="PATH", help="the ledger to read (default: the settings' one)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings file (TOML; default: $KEEPWARM_CONFIG)")
+    parser.add_argument("--home", type=Path, metavar="FOLDER", help="folder for all state (default ~/.keepwarm)")
+
+
 def run(args: argparse.Namespace) -> int:
     """Print the report; return the exit status: 0, or 1 when the ledger is missing, unreadable or does not verify."""
     try:
@@ -54,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
         return 1
 
 
-def _ledger_path(args: argparse.Namespace) -> Path:
+def ledger_path(args: argparse.Namespace) -> Path:
+    """Return the ledger that the arguments name. Raises ``SettingsError``."""
     if args.ledger is not None:
         return Path(args.ledger)
     return load_settings(args.config, {} if args.home is None else {"home": str(args.home.absolute())}).ledger_path
@@ -67,15 +73,15 @@ def _report(args: argparse.Namespace) -> int:
         until_ns=None if args.until is None else parse_moment(args.until, now_ns),
         run_id=args.run,
     )
-    ledger = _ledger_path(args)
+    path = ledger_path(args)
     if args.verify:
-        verification = verify_ledger(ledger)
+        verification = verify_ledger(path)
         for fault in verification.faults:
             print(f"keepwarm report: {fault}", file=sys.stderr)
         print(f"verified {verification.rows} rows: {verification.fault_count} faults", file=sys.stderr)
         if not verification.passed:
             return 1
-    with LedgerReader(ledger) as reader:
+    with LedgerReader(path) as reader:
         report = reader.report([name for name in args.by.split(",") if name], where)
     if args.json:
         print(render_json(report))
@@ -101,3 +107,8 @@ def parse_moment(text: str, now_ns: int) -> int:
         moment = moment.replace(tzinfo=UTC)
     since = moment - datetime(1970, 1, 1, tzinfo=UTC)
     return (since.days * 86400 + since.seconds) * 10**9 + since.microseconds * 1000
+
+
+def utc_text(ns: int) -> str:
+    """Return an instant as people write it, to the second, in UTC."""
+    return datetime.fromtimestamp(ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,9 +1,9 @@
 """``./bench report [--rows N] [--json FILE]``: how long reports take over a large ledger, and that they are right.
 
 A ledger of ``--rows`` requests (default 10,000,000: some 6 GB of disk) over 30 days, 40 teams, 200 keys, 4 models,
-8 agents, 6 instances and runs of 20 steps is made by SQL alone, its rollups by the ledger's own ``advance``. Each report
-is timed as the command runs it: open, read, sum, sort. The yardstick is one pass over the same rows in SQL, which also
-says whether the report is right.
+8 agents, 6 instances and runs of 20 steps is made by SQL alone, its rollups by the ledger's own ``advance``. Each
+report is timed as the command runs it: open, read, sum, sort. The yardstick is one pass over the same rows in SQL,
+which also says whether the report is right.
 """
 
 from __future__ import annotations

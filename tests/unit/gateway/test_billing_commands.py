@@ -15,6 +15,7 @@ import pytest
 from billing.errors import ReportError
 from billing.ledger import Ledger
 from billing.prices import PriceBook
+from gateway.commands import ledger as ledger_command
 from gateway.commands import prices, report
 from gateway.commands.report import parse_moment
 from tests.samples.billed import many
@@ -124,3 +125,35 @@ class TestPrices:
         path.write_text("{")
         assert run(prices, "verify-cases", str(path)) == 1
         assert "cannot be read" in capsys.readouterr().err
+
+
+class TestLedger:
+    def test_a_period_is_closed_and_what_was_wrong_is_posted_after_it(
+        self, ledger: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        book = tmp_path / "right.toml"
+        book.write_text(
+            'name = "right"\ncurrency = "USD"\n[[price]]\nmodels = ["*"]\nrates = { fresh = 1, hit = 1, output = 1 }'
+        )
+        assert run(ledger_command, "close", "--ledger", ledger, "2026-11-01") == 0
+        assert run(ledger_command, "periods", "--ledger", ledger) == 0
+        assert "until 2026-11-01T00:00:00Z" in capsys.readouterr().out
+        words = ("reprice", "--ledger", ledger, "--prices", str(book), "--reason", "wrong book")
+        assert run(ledger_command, *words, "--dry-run") == 0
+        assert run(ledger_command, *words) == 0
+        assert run(ledger_command, *words) == 0
+        assert [line.split(",")[0] for line in capsys.readouterr().out.splitlines()] == [
+            "30 corrections",
+            "30 corrections",
+            "0 corrections",
+        ]
+        assert run(ledger_command, "verify", "--ledger", ledger) == 0
+        assert "verified 60 rows: 0 faults" in capsys.readouterr().out
+        assert run(report, "--ledger", ledger, "--json") == 0
+        (total,) = json.loads(capsys.readouterr().out)["totals"]
+        assert total["amount_nano"] == 1000 * (total["prompt_tokens"] + total["output_tokens"])
+        assert (total["requests"], total["corrections"]) == (30, 30)
+
+    def test_what_cannot_be_done_is_told(self, ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run(ledger_command, "close", "--ledger", ledger, "2999-01-01") == 1
+        assert "not over" in capsys.readouterr().err

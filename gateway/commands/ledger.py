@@ -1,0 +1,119 @@
+"""``keepwarm ledger``: verify it, close periods, correct what was billed wrongly. Nothing in it is ever changed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from billing.corrections import correct
+from billing.errors import BillingError
+from billing.ledger import Ledger
+from billing.ledger_read import LedgerReader, RowFilter
+from billing.periods import close_period, closings, post
+from billing.prices import PriceBook
+from billing.reports import format_money
+from billing.row import LedgerRow
+from billing.verify import verify_ledger
+from gateway.commands.report import add_ledger_arguments, ledger_path, parse_moment, utc_text
+from gateway.errors import SettingsError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    actions = parser.add_subparsers(dest="action", required=True)
+    verify = actions.add_parser("verify", help="compute every amount again; exit 1 if anything differs")
+    close = actions.add_parser("close", help="close everything before an instant: later rows are posted after it")
+    close.add_argument("until", metavar="TIME", help="2026-11-01 (UTC) or another moment that is over")
+    periods = actions.add_parser("periods", help="list what was closed")
+    text = "post, as new rows, what requests should have cost by a price book less what they did"
+    reprice = actions.add_parser("reprice", help=text)
+    reprice.add_argument("--prices", type=Path, required=True, metavar="FILE", help="the right price book")
+    reprice.add_argument("--reason", required=True, help="why, for whoever reads the rows later")
+    reprice.add_argument("--since", metavar="TIME", help="requests of this period (by accounting date)")
+    reprice.add_argument("--until", metavar="TIME")
+    reprice.add_argument("--request", metavar="ID", help="only this request")
+    reprice.add_argument("--unpriced", action="store_true", help="only requests that have no price yet")
+    reprice.add_argument("--dry-run", action="store_true", help="say what it comes to and write nothing")
+    for action in (verify, close, periods, reprice):
+        add_ledger_arguments(action)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do it; return the exit status: 0, or 1 when it could not be done or does not verify."""
+    try:
+        path = ledger_path(args)
+        match args.action:
+            case "verify":
+                return _verify(path)
+            case "close":
+                return _close(path, args.until)
+            case "periods":
+                return _periods(path)
+            case _:
+                return _reprice(path, args)
+    except (BillingError, SettingsError) as error:
+        print(f"keepwarm ledger: {error}", file=sys.stderr)
+        return 1
+
+
+def _verify(path: Path) -> int:
+    verification = verify_ledger(path)
+    for fault in verification.faults:
+        print(f"keepwarm ledger: {fault}", file=sys.stderr)
+    print(f"verified {verification.rows} rows: {verification.fault_count} faults")
+    return 0 if verification.passed else 1
+
+
+def _close(path: Path, until: str) -> int:
+    now_ns = time.time_ns()
+    closing = close_period(path, parse_moment(until, now_ns), now_ns)
+    print(f"closed until {utc_text(closing.until_ns)}")
+    for total in closing.totals:
+        print(f"  {total.currency} {format_money(total.amount_nano)}  {total.requests} requests")
+    return 0
+
+
+def _periods(path: Path) -> int:
+    with LedgerReader(path) as reader:
+        for closing in closings(reader):
+            sums = ", ".join(f"{t.currency} {format_money(t.amount_nano)}" for t in closing.totals)
+            print(f"until {utc_text(closing.until_ns)}  closed {utc_text(closing.closed_ns)}  {sums}")
+    return 0
+
+
+def _reprice(path: Path, args: argparse.Namespace) -> int:
+    book, now_ns = PriceBook.load(args.prices), time.time_ns()
+    where = RowFilter(
+        since_ns=None if args.since is None else parse_moment(args.since, now_ns),
+        until_ns=None if args.until is None else parse_moment(args.until, now_ns),
+        request_id=args.request,
+    )
+    rows: list[LedgerRow] = []
+    with LedgerReader(path) as reader:
+        for history in _histories(reader, where, unpriced_only=args.unpriced):
+            try:
+                row = correct(history, book, reason=args.reason, at_ns=now_ns)
+            except BillingError as error:
+                print(f"keepwarm ledger: {error}", file=sys.stderr)
+                continue
+            if row is not None:
+                rows.append(row)
+    change = sum(row.amount_nano or 0 for row in rows)
+    print(f"{len(rows)} corrections, together {format_money(change)} {book.currency}")
+    if rows and not args.dry_run:
+        Ledger(path).register(book)
+        post(path, rows)
+    return 0
+
+
+def _histories(reader: LedgerReader, where: RowFilter, *, unpriced_only: bool) -> Iterator[list[LedgerRow]]:
+    corrected = set(reader.corrected())
+    for row in reader.rows(where):
+        if row.revision:
+            continue
+        history = reader.history(row.request_id) if row.request_id in corrected else [row]
+        if not unpriced_only or all(part.amount_nano is None for part in history):
+            yield history
