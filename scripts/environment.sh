@@ -39,7 +39,7 @@ prepare() {
   if [ -x "$PYTHON" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then return 0; fi
   echo "Setting up $venv (once; the largest download is torch) ..." >&2
   suitable "$PYTHON" || make_venv || return 1
-  local pip=("$PYTHON" -m pip --disable-pip-version-check install --quiet)
+  local pip=("$PYTHON" -m pip --disable-pip-version-check install --quiet --quiet)
   "${pip[@]}" --upgrade 'pip>=25.1' || return 1
   "${pip[@]}" ${KEEPWARM_TORCH_INDEX:+--extra-index-url "$KEEPWARM_TORCH_INDEX"} "$torch" numpy || return 1
   "${pip[@]}" --editable "$root[$extras]" $(for group in $groups; do echo --group "$root/pyproject.toml:$group"; done) || return 1
