@@ -86,6 +86,13 @@ def unused_marks(values: object, count: int) -> list[str]:
     return found
 
 
+def contains_any(values: object, marks: Sequence[str]) -> bool:
+    """Tell whether any of these private-use characters occurs in ``values``."""
+    used: set[str] = set()
+    _collect_private(values, used)
+    return not used.isdisjoint(marks)
+
+
 _PRIVATE = re.compile(f"[{chr(_FIRST_PRIVATE)}-{chr(_LAST_PRIVATE)}]")
 
 

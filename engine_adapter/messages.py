@@ -19,11 +19,14 @@ _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
 
-def check_messages(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """Return the messages with list content joined to text. Raises ``PromptError`` for what no template could read."""
+def check_messages(messages: Sequence[Mapping[str, object]], *, first: int = 0) -> list[dict[str, object]]:
+    """Return the messages with list content joined to text. Raises ``PromptError`` for what no template could read.
+
+    ``first`` is the place of ``messages[0]`` in its conversation, for the error's text.
+    """
     if not messages:
         raise PromptError("messages must not be empty")
-    return [_check_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return [_check_message(message, f"messages[{index}]") for index, message in enumerate(messages, first)]
 
 
 def check_tools(tools: Sequence[Mapping[str, object]] | None) -> list[dict[str, object]] | None:
@@ -58,6 +61,25 @@ def for_model_template(
             kept["tool_calls"] = [_with_object_arguments(call) for call in calls]
         shaped.append(kept)
     return shaped
+
+
+def tag_end(message: Mapping[str, object], tag: str) -> dict[str, object]:
+    """Return the message with ``tag`` behind its content, for ``up_to_tag``. Raises ``PromptError`` without content."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        raise PromptError("continue_final_message needs a last message with text")
+    return {**message, "content": content + tag + " "}
+
+
+def up_to_tag(text: str, tag: str) -> str:
+    """Cut a rendered chat where the last message's text ends. Raises ``PromptError`` where the template dropped it.
+
+    White space before it stays if the template kept the blank behind the tag, and goes if not (transformers' rule).
+    """
+    at = text.rfind(tag)
+    if at < 0:
+        raise PromptError("continue_final_message: the chat template does not show the last message")
+    return text[:at] if text.startswith(tag + " ", at) else text[:at].rstrip()
 
 
 def _check_message(message: Mapping[str, object], where: str) -> dict[str, object]:

@@ -1,82 +1,118 @@
 """Prompts: OpenAI messages to the token ids that a model sees, for the gateway and for the embedded engine alike.
 
-check → shape → guard markers → render → split at control tokens → encode each segment (memoized). See ``messages``,
-``markers``, ``template`` and ``segments``; this module only puts them together and decides which template a model gets.
+check → shape → guard markers → render → split at control tokens → encode each segment → hash blocks. See ``messages``,
+``markers``, ``template``, ``segments`` and ``kvstore.block``; this module puts them together. What a known conversation
+begins with is not done again: see ``conversations`` and ``resumption``.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 from tokenizers import Tokenizer
 
-from engine_adapter.markers import Markers, unused_marks
-from engine_adapter.messages import check_messages, check_tools, for_model_template
+from engine_adapter.conversations import (
+    MAX_POINTS,
+    Content,
+    Conversation,
+    ConversationMemo,
+    ConversationStats,
+    Hashes,
+    HashKey,
+    Ids,
+    Known,
+    Point,
+)
+from engine_adapter.markers import Markers, contains_any, unused_marks
+from engine_adapter.messages import check_messages, check_tools, for_model_template, tag_end, up_to_tag
+from engine_adapter.model_templates import DEFAULT_TEMPLATE, TemplateChoice, choose_template, read_json, stop_tokens
 from engine_adapter.prompt_errors import PromptError, TemplateError
+from engine_adapter.resumption import LoopState, Rendering
 from engine_adapter.segments import MemoStats, SegmentEncoder, control_tokens
-from engine_adapter.template import MODEL_TEMPLATE, ChatTemplate, load_named, named_templates, read_model_templates
+from kvstore.block import routing_hash_array
 
-__all__ = ["DEFAULT_TEMPLATE", "PromptEncoder", "PromptError", "TemplateError", "can_render_tools"]
+__all__ = ["DEFAULT_TEMPLATE", "EncodedPrompt", "PromptEncoder", "PromptError", "PromptOptions", "TemplateError"]
 
-DEFAULT_TEMPLATE = "chatml-tools"
-_CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
-_log = logging.getLogger(__name__)
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_NO_IDS: Ids = np.empty(0, np.uint32)
+_MAX_CHAINS = 8  # of one conversation: seeds times block sizes
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """How a chat is rendered, beside its messages and tools."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """End inside the last message, so that the model goes on with it (as transformers does); no generation prompt."""
+    variables: Mapping[str, object] | None = None
+    """Further variables of the template, such as ``enable_thinking``."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt's ids, and its routing hashes by block size. Don't write to the arrays."""
+
+    ids: Ids
+    hashes: Mapping[int, Hashes]
 
 
 class PromptEncoder:
-    """One model's template and tokenizer. Thread-safe; each segment of text is encoded once while the memo holds it."""
+    """One model's template and tokenizer. Thread-safe; what it remembers stays within its two limits."""
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        template: ChatTemplate,
+        choice: TemplateChoice,
         *,
-        tool_template: ChatTemplate | None = None,
         stop_token_ids: frozenset[int] = frozenset(),
         vocab_size: int | None = None,
-        null_as_empty: bool = False,
         memo_bytes: int = 64 << 20,
+        conversation_bytes: int = 256 << 20,
     ) -> None:
         self.tokenizer = tokenizer
-        self.template_name = template.name
+        self.template_name = choice.template.name
         self.stop_token_ids = stop_token_ids
         self.vocab_size: int = vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
-        self._template, self._tool_template = template, tool_template or template
-        self._is_own = template.name not in named_templates()
-        self._null_as_empty = null_as_empty
-        written = template.literal_text() + "\0" + self._tool_template.literal_text()
+        self._choice = choice
+        written = choice.template.literal_text() + "\0" + choice.tool_template.literal_text()
         self._markers = Markers(control_tokens(tokenizer, written))
         self._segments = SegmentEncoder(tokenizer, self._markers, memo_bytes=memo_bytes)
+        self._conversations = ConversationMemo(conversation_bytes)
         self._text_prefix, self._text_suffix = _text_frame(tokenizer)
 
     @classmethod
-    def load(cls, model_dir: Path, *, template: str | None = None, memo_bytes: int = 64 << 20) -> PromptEncoder:
+    def load(
+        cls,
+        model_dir: Path,
+        *,
+        template: str | None = None,
+        memo_bytes: int = 64 << 20,
+        conversation_bytes: int = 256 << 20,
+    ) -> PromptEncoder:
         """Read a Hugging Face folder (``tokenizer.json`` and its configuration files).
 
         ``template`` is a name of ``templates/README.md``, ``"model"`` for the model's own, or the path of a Jinja file.
-        ``None`` takes the model's own where it can render tools and null content, else ``chatml-tools`` where the
-        tokenizer knows ChatML, else the model's own with what it can. Raises ``TemplateError`` where there is none.
+        ``None`` takes the model's own where it can render tools and null content, else the named one for which the
+        tokenizer has the control tokens, else the model's own with what it can. Raises ``TemplateError`` where there is
+        none. ``memo_bytes`` bounds the memo of segments, ``conversation_bytes`` the one of conversations.
         """
         tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        config = _read_json(model_dir / "tokenizer_config.json")
-        variables = _special_variables(config)
-        chosen, tool_template, null_as_empty = _choose(model_dir, config, variables, tokenizer, template)
-        model_config = _read_json(model_dir / "config.json")
-        vocab_size = model_config.get("vocab_size")
+        choice = choose_template(model_dir, tokenizer, template)
+        vocab_size = read_json(model_dir / "config.json").get("vocab_size")
         return cls(
             tokenizer,
-            chosen,
-            tool_template=tool_template,
-            stop_token_ids=_stop_tokens(tokenizer, model_dir, model_config, variables, chosen.name),
+            choice,
+            stop_token_ids=stop_tokens(tokenizer, model_dir, choice.template.name),
             vocab_size=vocab_size if isinstance(vocab_size, int) else None,
-            null_as_empty=null_as_empty,
             memo_bytes=memo_bytes,
+            conversation_bytes=conversation_bytes,
         )
 
     def encode_chat(
@@ -86,24 +122,40 @@ class PromptEncoder:
         *,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """Return the ids of the chat; text that spells a control token stays text.
+        """Return the ids of the chat; text that spells a control token stays text. See ``encode_chat_hashed``."""
+        options = PromptOptions(add_generation_prompt=add_generation_prompt)
+        return cast("list[int]", self.encode_chat_hashed(messages, tools, options=options).ids.tolist())
 
-        Raises ``PromptError`` for a bad role, malformed content, or what the template refuses. Costs one pass over the
-        text plus the encoding of segments never seen.
+    def encode_chat_hashed(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
+        *,
+        seed: int = 0,
+        block_sizes: Iterable[int] = (),
+        options: PromptOptions | None = None,
+    ) -> EncodedPrompt:
+        """Return the chat's ids and their routing hashes under ``seed``.
+
+        Raises ``PromptError`` for a bad role, malformed content, or what the template refuses. Costs O(new text) for a
+        conversation that goes on from a known one, beside serializing the messages (0.4 µs a kB) and copying the ids;
+        O(text) for others, less the encoding of segments that are known.
         """
-        checked, checked_tools = check_messages(messages), check_tools(tools)
-        if self._is_own:
-            checked = for_model_template(checked, null_as_empty=self._null_as_empty)
-        guard, cut = unused_marks([checked, checked_tools], 2)
-        guarded_tools = cast("list[dict[str, object]] | None", self._markers.guard_value(checked_tools, guard))
-        template = self._tool_template if guarded_tools else self._template
-        text = template.render(
-            self._markers.guard(checked, guard),
-            guarded_tools,
-            add_generation_prompt=add_generation_prompt,
-            **({} if self._is_own else {"cut": cut}),
-        )
-        return self._segments.encode(text, guard=guard, cut=cut)
+        options = options or PromptOptions()
+        content = _content(messages, tools, options)
+        known = self._conversations.find(content) if content is not None else None
+        guarded = self._prepare_more(messages, known) if known is not None else None
+        if known is None or guarded is None:
+            known, guarded = None, self._prepare(messages, tools, options)
+        rendered = self._render(guarded, known.point.state if known is not None else None, options)
+        base = known if rendered.resumed else None
+        tokens = self._encode(rendered, guarded, base)
+        old = base.conversation.hashes if base is not None else {}
+        hashes = {size: _chain(tokens, seed, size, old.get((seed, size))) for size in set(block_sizes)}
+        if content is not None and rendered.state is not None and (base is None or base.point.messages < len(messages)):
+            chains = {**old, **{(seed, size): chain for size, chain in hashes.items()}}
+            self._conversations.keep(content, _grown(content, guarded, rendered.state, tokens, chains, base), known)
+        return EncodedPrompt(tokens.ids, hashes)
 
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of a raw prompt as the model's tokenizer makes them: control tokens in it count as such."""
@@ -113,63 +165,142 @@ class PromptEncoder:
         """Return the counters of the memo of segments."""
         return self._segments.stats()
 
+    def conversation_stats(self) -> ConversationStats:
+        """Return the counters of the memo of conversations."""
+        return self._conversations.stats()
 
-def can_render_tools(template: ChatTemplate, *, null_as_empty: bool) -> bool:
-    """Tell whether a template shows tools, a call without content, and its result. Renders one small probe."""
-    call = {
-        "id": "call00001",  # Mistral's templates insist on nine letters or digits
-        "type": "function",
-        "function": {"name": "probe_tool", "arguments": '{"argument": "probe_value"}'},
-    }
-    messages: list[dict[str, object]] = [
-        {"role": "user", "content": "probe_question"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call00001", "name": "probe_tool", "content": "probe_result"},
-    ]
-    schema = {"type": "object", "properties": {"argument": {"type": "string"}}}
-    function = {"name": "probe_tool", "description": "probe_description", "parameters": schema}
-    tool = {"type": "function", "function": function}
-    try:
-        text = template.render(
-            for_model_template(messages, null_as_empty=null_as_empty), [tool], add_generation_prompt=True
+    def _prepare(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None,
+        options: PromptOptions,
+    ) -> _Guarded:
+        """Check, shape and guard a whole conversation."""
+        checked, checked_tools, variables = check_messages(messages), check_tools(tools), options.variables or {}
+        if reserved := _RESERVED & variables.keys():
+            raise PromptError(f"a template's variable cannot be named {min(reserved)!r}", param="chat_template_kwargs")
+        guard, cut, tag = unused_marks([checked, checked_tools, variables], 3)
+        if options.continue_final_message:
+            checked[-1] = tag_end(checked[-1], tag)
+        guarded_tools = cast("list[dict[str, object]] | None", self._markers.guard_value(checked_tools, guard))
+        guarded_variables = cast("dict[str, object]", self._markers.guard_value(variables, guard))
+        shaped = self._markers.guard(self._shape(checked), guard)
+        return _Guarded(shaped, guarded_tools, guarded_variables, guard, cut, tag)
+
+    def _prepare_more(self, messages: Sequence[Mapping[str, object]], known: Known) -> _Guarded | None:
+        """Do the same for the messages that are new; ``None`` where they contain a mark that is in use."""
+        old, count = known.conversation, known.point.messages
+        checked = check_messages(messages[count:], first=count) if len(messages) > count else []
+        if contains_any(checked, (old.guard, old.cut)):
+            return None
+        new = self._markers.guard(self._shape(checked), old.guard)
+        return _Guarded([*old.messages[:count], *new], old.tools, old.variables, old.guard, old.cut, "")
+
+    def _shape(self, checked: list[dict[str, object]]) -> list[dict[str, object]]:
+        choice = self._choice
+        if not choice.is_own:
+            return checked
+        return for_model_template(checked, null_as_empty=choice.null_as_empty, parse_arguments=choice.parse_arguments)
+
+    def _render(self, guarded: _Guarded, state: LoopState | None, options: PromptOptions) -> Rendering:
+        template = self._choice.tool_template if guarded.tools else self._choice.template
+        rendering = template.resume(
+            guarded.messages,
+            guarded.tools,
+            state,
+            add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,
+            **guarded.variables,
+            **({} if self._choice.is_own else {"cut": guarded.cut}),
         )
-    except PromptError:
-        return False
-    return all(word in text for word in ("probe_description", "probe_value", "probe_result"))
+        if options.continue_final_message:
+            return Rendering("", "", up_to_tag(rendering.text, guarded.tag), None, resumed=False)
+        return rendering
+
+    def _encode(self, rendering: Rendering, guarded: _Guarded, base: Known | None) -> _Tokens:
+        """Encode what was rendered, behind the ids that ``base`` brings."""
+        point = base.point if base is not None else None
+        text = (point.open_text if point is not None else "") + rendering.text
+        settled = len(text) - len(rendering.rest)
+        encoded = self._segments.encode_on(
+            text,
+            after=point.seal if point is not None else "",
+            settled=settled,
+            guard=guarded.guard,
+            cut=guarded.cut,
+        )
+        new = np.asarray(encoded.ids, np.uint32)
+        old_count = point.tokens if point is not None else 0
+        ids = np.concatenate([base.conversation.ids[:old_count], new]) if base is not None else new
+        seal = encoded.seal
+        return _Tokens(ids, old_count, old_count + seal.tokens, seal.token, text[seal.chars : settled])
 
 
-def _choose(
-    model_dir: Path,
-    config: Mapping[str, object],
-    variables: Mapping[str, str],
-    tokenizer: Tokenizer,
-    wanted: str | None,
-) -> tuple[ChatTemplate, ChatTemplate | None, bool]:
-    """Return the template, the one for requests with tools, and whether null content must be an empty string."""
-    if wanted is not None and wanted in named_templates():
-        return load_named(wanted, variables), None, False
-    if wanted is not None and wanted != MODEL_TEMPLATE:
-        path = Path(wanted)
-        if not path.is_file():
-            raise TemplateError(f"{wanted!r} is neither a template's name ({', '.join(named_templates())}) nor a file")
-        own = {"default": path.read_text(encoding="utf-8")}
-    else:
-        own = read_model_templates(model_dir, config)
-    compiled = {name: ChatTemplate(source, name=MODEL_TEMPLATE, variables=variables) for name, source in own.items()}
-    default, with_tools = compiled.get("default"), compiled.get("tool_use")
-    if default is None and with_tools is None and wanted == MODEL_TEMPLATE:
-        raise TemplateError("the model publishes no chat template of its own")
-    first = default or with_tools
-    for null_as_empty in (False, True):
-        if first is not None and can_render_tools(with_tools or first, null_as_empty=null_as_empty):
-            return first, with_tools, null_as_empty
-    knows_chatml = all(tokenizer.token_to_id(token) is not None for token in _CHATML_TOKENS)
-    if wanted is None and knows_chatml:
-        _log.info("the model's own chat template cannot render tools: using %s", DEFAULT_TEMPLATE)
-        return load_named(DEFAULT_TEMPLATE, variables), None, False
-    if first is None:
-        raise TemplateError(f"the model publishes no chat template; name one of {', '.join(named_templates())}")
-    return first, with_tools, True
+@dataclass(frozen=True, slots=True)
+class _Guarded:
+    """What goes into the template, and the characters that mark something in it."""
+
+    messages: Sequence[Mapping[str, object]]
+    tools: Sequence[Mapping[str, object]] | None
+    variables: Mapping[str, object]
+    guard: str
+    cut: str
+    tag: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """A prompt's ids: ``known`` came from the memo, ``sealed`` stay when the conversation goes on."""
+
+    ids: Ids
+    known: int
+    sealed: int
+    seal: str
+    open_text: str
+
+
+def _content(
+    messages: Sequence[Mapping[str, object]],
+    tools: Sequence[Mapping[str, object]] | None,
+    options: PromptOptions,
+) -> Content | None:
+    """Return by what the conversation is remembered; ``None`` where it is not."""
+    if options.continue_final_message or not messages:
+        return None
+    return Content.of(messages, [tools, options.add_generation_prompt, options.variables])
+
+
+def _chain(tokens: _Tokens, seed: int, size: int, old: Hashes | None) -> Hashes:
+    """Hash the blocks that ``old`` does not hold."""
+    ids = cast("Sequence[int]", tokens.ids)  # an array is all that hashing needs of a sequence
+    keep = min(len(old), tokens.known // size) if old is not None else 0
+    if old is None or not keep:
+        return routing_hash_array(ids, size, seed)
+    return np.concatenate([old[:keep], routing_hash_array(ids[keep * size :], size, seed, parent=int(old[keep - 1]))])
+
+
+def _grown(
+    content: Content,
+    guarded: _Guarded,
+    state: LoopState,
+    tokens: _Tokens,
+    hashes: Mapping[HashKey, Hashes],
+    base: Known | None,
+) -> Conversation:
+    """Return the conversation as it stands now, with the points that it had where it only grew."""
+    point = Point(len(guarded.messages), len(content.data), state, tokens.sealed, tokens.seal, tokens.open_text)
+    earlier = base.conversation.points if base is not None and base.ends_there() else ()
+    newest = list(hashes.items())[-_MAX_CHAINS:]
+    return Conversation(
+        content=content.data,
+        messages=guarded.messages,
+        tools=guarded.tools,
+        variables=guarded.variables,
+        guard=guarded.guard,
+        cut=guarded.cut,
+        ids=tokens.ids[: tokens.sealed],
+        points=(*earlier, point)[-MAX_POINTS:],
+        hashes={key: chain[: tokens.sealed // key[1]] for key, chain in newest},
+    )
 
 
 def _text_frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
@@ -178,36 +309,3 @@ def _text_frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     framed: list[int] = tokenizer.encode("a", add_special_tokens=True).ids
     start = next(i for i in range(len(framed)) if framed[i : i + len(bare)] == bare)
     return framed[:start], framed[start + len(bare) :]
-
-
-def _read_json(path: Path) -> dict[str, object]:
-    return cast("dict[str, object]", json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-
-
-def _special_variables(config: Mapping[str, object]) -> dict[str, str]:
-    """Return ``bos_token``, ``eos_token`` and the like as text, as templates refer to them."""
-    found: dict[str, str] = {}
-    for name, value in config.items():
-        text = value.get("content") if isinstance(value, Mapping) else value
-        if name.endswith("_token") and isinstance(text, str):
-            found[name] = text
-    return found
-
-
-def _stop_tokens(
-    tokenizer: Tokenizer,
-    model_dir: Path,
-    model_config: Mapping[str, object],
-    variables: Mapping[str, str],
-    template_name: str,
-) -> frozenset[int]:
-    """Return every token that ends an answer: of the generation config, the model, the tokenizer and the template."""
-    stops: set[int] = set()
-    for declared in (_read_json(model_dir / "generation_config.json"), model_config):
-        value = declared.get("eos_token_id")
-        stops.update(i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int))
-    texts = [variables.get("eos_token"), "<|im_end|>" if template_name == DEFAULT_TEMPLATE else None]
-    for text in texts:
-        if text is not None and (token_id := tokenizer.token_to_id(text)) is not None:
-            stops.add(token_id)
-    return frozenset(stops)

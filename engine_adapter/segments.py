@@ -34,6 +34,24 @@ class MemoStats:
     used_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """A place behind a control token: whatever follows, the ids before it stay as they are."""
+
+    tokens: int
+    chars: int
+    token: str
+    """The control token, empty at a text's beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Ids, and the last seal within the text that stays."""
+
+    ids: list[int]
+    seal: Seal
+
+
 class SegmentEncoder:
     """Text to ids for one tokenizer, split at its control tokens. Thread-safe; the memo stays within ``memo_bytes``."""
 
@@ -41,6 +59,7 @@ class SegmentEncoder:
         self._tokenizer = tokenizer
         self._literal = _without_control_tokens(tokenizer, markers)
         self._markers = markers
+        self._sealing = frozenset(t for t in markers.tokens if not _can_go_on(t, markers.tokens))
         self._control_ids = {text: _added_id(tokenizer, text) for text in markers.tokens}
         self._ids = list(range(tokenizer.get_vocab_size(with_added_tokens=True)))  # one int object an id, shared
         self._memo: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
@@ -49,25 +68,36 @@ class SegmentEncoder:
         self._hits = self._misses = 0
 
     def encode(self, text: str, *, guard: str | None = None, cut: str | None = None) -> list[int]:
-        """Return the ids of ``text``.
+        """Return the ids of ``text``; see ``encode_on``."""
+        return self.encode_on(text, guard=guard, cut=cut).ids
+
+    def encode_on(
+        self, text: str, *, after: str = "", settled: int = 0, guard: str | None = None, cut: str | None = None
+    ) -> Encoded:
+        """Encode ``text``, which follows the control token ``after`` (or nothing), and find its last seal.
 
         ``guard`` is the character behind the first character of each marker that is ordinary text; ``cut`` one at which
-        the text is split although there is no token. Neither is encoded. Raises ``PromptError`` where the tokenizer
-        makes a control token of ordinary text whatever we do. O(new text) plus one digest of the text.
+        the text is split although there is no token. Neither is encoded. ``settled`` is how many of the characters stay
+        when more text comes. Raises ``PromptError`` where the tokenizer makes a control token of ordinary text whatever
+        we do. O(new text) plus one digest of the text.
         """
         pieces = self._markers.splitter.split(text)
         ids: list[int] = []
+        seal, at_char = Seal(0, 0, after), 0
         for at in range(0, len(pieces), 2):
-            before = pieces[at - 1] if at else ""
-            after = pieces[at + 1] if at + 1 < len(pieces) else ""
+            before = pieces[at - 1] if at else after
+            behind = pieces[at + 1] if at + 1 < len(pieces) else ""
             parts = pieces[at].split(cut) if cut else [pieces[at]]
             for index, part in enumerate(parts):
-                left, right = before if index == 0 else "", after if index == len(parts) - 1 else ""
+                left, right = before if index == 0 else "", behind if index == len(parts) - 1 else ""
                 if part:
                     ids.extend(self._segment(left, part, right, guard if guard and guard in part else None))
-            if after:
-                ids.append(self._control_ids[after])
-        return ids
+            at_char += len(pieces[at]) + len(behind)
+            if behind:
+                ids.append(self._control_ids[behind])
+                if at_char <= settled and behind in self._sealing:
+                    seal = Seal(len(ids), at_char, behind)
+        return Encoded(ids, seal)
 
     def stats(self) -> MemoStats:
         """Return the memo's counters."""
@@ -116,6 +146,11 @@ class SegmentEncoder:
         if not forbidden.isdisjoint(ids):
             raise PromptError("a control token in the messages cannot be encoded as ordinary text by this tokenizer")
         return ids
+
+
+def _can_go_on(token: str, tokens: frozenset[str]) -> bool:
+    """Tell whether text behind ``token`` can make it part of another control token."""
+    return any(token in other[:-1] for other in tokens)
 
 
 def _memo_key(left: str, text: str, right: str, guard: str | None) -> bytes:

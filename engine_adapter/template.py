@@ -8,7 +8,8 @@ published template renders here to the same text. Templates come from strangers:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import cast
@@ -20,6 +21,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine_adapter.prompt_errors import PromptError, TemplateError
+from engine_adapter.resumption import LoopState, Rendering, open_loop, plain, render_resumable
 
 TEMPLATE_FOLDER = Path(__file__).parent / "templates"
 MODEL_TEMPLATE = "model"
@@ -43,6 +45,10 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
             self._tree = environment.parse(source)
+            opened = environment.parse(source)
+            self._resumable = None
+            if open_loop(opened):
+                self._resumable = environment.from_string(opened.set_environment(environment))  # type: ignore[arg-type]
         except jinja2.TemplateError as error:
             raise TemplateError(f"chat template {name!r} does not compile: {error}") from error
 
@@ -61,26 +67,53 @@ class ChatTemplate:
         **extra: object,
     ) -> str:
         """Return the text of the chat. Raises ``PromptError`` where the template refuses it or cannot render it."""
-        try:
+        with _as_prompt_errors(self.name):
             return self._template.render(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._variables,
-                **extra,
+                messages=messages, **self._context(tools, add_generation_prompt=add_generation_prompt, **extra)
             )
-        # A template is someone else's program: these are the ways in which it fails on data that it did not expect.
-        except (
-            jinja2.TemplateError,
-            TypeError,
-            ValueError,
-            KeyError,
-            AttributeError,
-            IndexError,
-            RecursionError,
-        ) as error:
-            raise PromptError(f"the chat template {self.name!r} cannot render these messages: {error}") from error
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether longer conversations can be rendered from where shorter ones ended."""
+        return self._resumable is not None
+
+    def resume(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None,
+        state: LoopState | None,
+        *,
+        add_generation_prompt: bool,
+        **extra: object,
+    ) -> Rendering:
+        """Return what ``render`` does, from ``state`` on where it holds; ``state`` must come from a conversation with
+        which ``messages`` begin and from the same other arguments. Raises ``PromptError``."""
+        if self._resumable is None:
+            text = self.render(messages, tools, add_generation_prompt=add_generation_prompt, **extra)
+            return Rendering("", "", text, None, False)
+        with _as_prompt_errors(self.name):
+            variables = self._context(tools, add_generation_prompt=add_generation_prompt, **extra)
+            return render_resumable(self._resumable, messages, variables, state)
+
+    def _context(self, tools: Sequence[Mapping[str, object]] | None, **extra: object) -> dict[str, object]:
+        return {"tools": tools, "documents": None, **self._variables, **extra}
+
+
+@contextmanager
+def _as_prompt_errors(name: str) -> Iterator[None]:
+    try:
+        yield
+    # A template is someone else's program: these are the ways in which it fails on data that it did not expect.
+    except (
+        jinja2.TemplateError,
+        TypeError,
+        ValueError,
+        KeyError,
+        AttributeError,
+        IndexError,
+        RecursionError,
+    ) as error:
+        raise PromptError(f"the chat template {name!r} cannot render these messages: {error}") from error
 
 
 def load_named(name: str, variables: Mapping[str, str]) -> ChatTemplate:
@@ -139,7 +172,9 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        plain(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> None:
