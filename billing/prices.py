@@ -99,6 +99,8 @@ class PriceBook:
         if problems:
             raise PriceBookError(source, problems)
         self._entries = tuple(entries)
+        #: Whether some prices are for some teams only.
+        self.has_contracts = any(entry.teams is not None for entry in entries)
         self._fitting = lru_cache(LOOKUP_CACHE_ENTRIES)(self._find_fitting)
 
     @classmethod

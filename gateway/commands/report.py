@@ -10,8 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from billing.errors import BillingError, ReportError
+from billing.focus import FocusOptions, export
+from billing.focus_check import focus_faults
 from billing.ledger_read import LedgerReader, RowFilter
-from billing.reports import DIMENSIONS, render_csv, render_json, render_table
+from billing.reports import DIMENSIONS, format_money, render_csv, render_json, render_table
 from billing.verify import verify_ledger
 from gateway.errors import SettingsError
 from gateway.settings import load_settings
@@ -36,6 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--csv", action="store_true", help="print CSV")
+    form.add_argument("--focus", action="store_true", help="print a FOCUS 1.2 Cost and Usage dataset (CSV)")
+    parser.add_argument("--detail", action="store_true", help="--focus: a line for each run")
+    parser.add_argument("--currency", metavar="CODE", help="--focus: which, where the ledger holds several")
+    parser.add_argument("--issuer", default="Platform team", metavar="NAME", help="--focus: InvoiceIssuerName")
     parser.add_argument(
         "--verify",
         action="store_true",
@@ -81,6 +87,8 @@ def _report(args: argparse.Namespace) -> int:
         print(f"verified {verification.rows} rows: {verification.fault_count} faults", file=sys.stderr)
         if not verification.passed:
             return 1
+    if args.focus:
+        return _focus(path, where, args)
     with LedgerReader(path) as reader:
         report = reader.report([name for name in args.by.split(",") if name], where)
     if args.json:
@@ -90,6 +98,23 @@ def _report(args: argparse.Namespace) -> int:
     else:
         print(render_table(report), end="")
     return 0
+
+
+def _focus(path: Path, where: RowFilter, args: argparse.Namespace) -> int:
+    with LedgerReader(path) as reader:
+        currencies = [total.currency for total in reader.totals(where)]
+        if args.currency is None and len(currencies) > 1:
+            raise ReportError(f"a FOCUS dataset has one currency: --currency {' or '.join(currencies)}")
+        currency = args.currency or (currencies[0] if currencies else "USD")
+        options = FocusOptions(issuer=args.issuer, detail=args.detail)
+        dataset = export(reader.rows(where), reader.price_books(), currency, options)
+    faults = focus_faults(dataset.lines(), dataset.billed_nano, currency)
+    for fault in faults[:100]:
+        print(f"keepwarm report: {fault}", file=sys.stderr)
+    lines = dataset.write(sys.stdout)
+    told = f"{lines} lines, {dataset.requests} requests, {format_money(dataset.billed_nano)} {currency}"
+    print(f"{told}; {dataset.unpriced} requests have no price and no line", file=sys.stderr)
+    return 1 if faults else 0
 
 
 def parse_moment(text: str, now_ns: int) -> int:

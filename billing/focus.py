@@ -1,0 +1,303 @@
+"""The ledger as a FOCUS 1.2 Cost and Usage dataset (FinOps Open Cost and Usage Specification, 29 May 2025).
+
+One line holds a charge hour, account, team, key, agent, model, instance, token class, price version and price rule, so
+that it has one unit price. ``BilledCost`` is the exact sum of the ledger's charge lines. Unit prices are the book's,
+per token; since each request is rounded to whole nano-units, cost and quantity × unit price differ by less than a
+nano-unit a request. ``ListCost`` is what the same quantities cost without prices made for a team. Requests without a
+price have no line: they are counted, never written as 0. What corrections change stands in lines of its own.
+
+A book's currency is a dataset's: ``export`` takes the rows of one.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from functools import lru_cache
+from typing import TextIO
+
+from billing.errors import ReportError
+from billing.prices import PriceBook
+from billing.rates import RATE_PER_NANO, NoPrice, RateCard
+from billing.reports import format_money
+from billing.rollup import HOUR_NS
+from billing.row import LedgerRow
+from tracing.record import Charge, ChargeBasis, ChargeLine
+
+#: What each token class is called on the meter of a bill.
+METERS: dict[str, str] = {
+    "fresh": "Input",
+    "hit_device": "Input cache read (device)",
+    "hit_host": "Input cache read (host)",
+    "hit_disk": "Input cache read (disk)",
+    "hit_pool": "Input cache read (pool)",
+    "hit_unknown": "Input cache read",
+    "write": "Input cache write",
+    "write_5m": "Input cache write (5 minutes)",
+    "write_1h": "Input cache write (1 hour)",
+    "output": "Output",
+    "reasoning": "Output reasoning",
+    "request": "Requests",
+    "minimum": "Minimum per request",
+}
+CHARGE_CATEGORIES = ("Usage", "Adjustment")
+#: Columns that the validator wants to see and that say nothing here.
+_EMPTY = (
+    "AvailabilityZone",
+    "CapacityReservationId",
+    "CapacityReservationStatus",
+    "CommitmentDiscountCategory",
+    "CommitmentDiscountId",
+    "CommitmentDiscountName",
+    "CommitmentDiscountQuantity",
+    "CommitmentDiscountStatus",
+    "CommitmentDiscountType",
+    "CommitmentDiscountUnit",
+    "InvoiceId",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FocusOptions:
+    """What the ledger does not know. ``detail``: one line for each run, with its id in ``x_RunId``."""
+
+    issuer: str = "Platform team"
+    provider: str = "keepwarm"
+    publisher: str = "keepwarm"
+    region: str = "local"
+    detail: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    hour: int
+    month: str
+    tenant: str
+    team: str
+    key_id: str
+    agent: str
+    model: str
+    instance: str
+    region: str
+    tier: str
+    token_class: str
+    price_version: str
+    rule: str
+    is_correction: bool
+    run: str
+
+
+@dataclass(slots=True)
+class _Sum:
+    unit_price: Decimal | None
+    list_unit_price: Decimal | None
+    quantity: int = 0
+    billed_nano: int = 0
+    list_nano: int = 0
+    lines: int = 0
+
+
+@dataclass(slots=True)
+class FocusExport:
+    """Lines by key; ``unpriced`` requests have none."""
+
+    currency: str
+    options: FocusOptions
+    requests: int = 0
+    unpriced: int = 0
+    billed_nano: int = 0
+    sums: dict[_Key, _Sum] = field(default_factory=dict)
+
+    def lines(self) -> Iterator[dict[str, str]]:
+        """Go through the lines, each a mapping of column to text, in order of time."""
+        for key in sorted(self.sums, key=lambda key: (key.month, key.hour, repr(key))):
+            yield _line(key, self.sums[key], self.currency, self.options)
+
+    def write(self, file: TextIO) -> int:
+        """Write CSV; return the number of lines."""
+        count, writer = 0, None
+        for line in self.lines():
+            if writer is None:
+                writer = csv.DictWriter(file, list(line), lineterminator="\n")
+                writer.writeheader()
+            writer.writerow(line)
+            count += 1
+        return count
+
+
+def export(
+    rows: Iterable[LedgerRow], books: Mapping[str, PriceBook], currency: str, options: FocusOptions = FocusOptions()
+) -> FocusExport:
+    """Sum the rows of one currency into FOCUS lines. Pure; cost: some 30 µs a row, memory by the lines.
+
+    Raises ``ReportError`` for a row whose price version is not stored.
+    """
+    result = FocusExport(currency, options)
+    for row in rows:
+        if row.currency != currency:
+            continue
+        result.requests += row.revision == 0
+        if row.amount_nano is None:
+            result.unpriced += 1
+            continue
+        result.unpriced -= row.settles_unpriced
+        book = books.get(row.price_version)
+        if book is None:
+            raise ReportError(f"{row.request_id}: price version {row.price_version} is not stored")
+        result.billed_nano += row.amount_nano
+        _add(result, row, row.charge(), book)
+    return result
+
+
+def _add(result: FocusExport, row: LedgerRow, charge: Charge, book: PriceBook) -> None:
+    assert charge.basis is not None
+    card, listed = _cards(book, charge.basis, row.usage().prompt_tokens) if not row.revision else (None, None)
+    for line in charge.lines:
+        key = _key(row, charge.basis, line.token_class, detail=result.options.detail)
+        found = result.sums.get(key)
+        if found is None:
+            found = result.sums[key] = _Sum(_unit_price(card, line.token_class), _unit_price(listed, line.token_class))
+        found.quantity += line.quantity
+        found.billed_nano += line.amount_nano
+        found.list_nano += line.amount_nano if card is listed else _list_cost(line, listed, book)
+        found.lines += 1
+
+
+def _list_cost(line: ChargeLine, listed: RateCard | None, book: PriceBook) -> int:
+    """Return what a line costs without prices of a team. What has no such price is listed at what it costs."""
+    if listed is not None and line.token_class == "request":
+        return line.quantity * listed.request_fee_nano
+    rate = None if listed is None else listed.rates.get(line.token_class)
+    return line.amount_nano if rate is None else book.rounding.divide(line.quantity * rate, RATE_PER_NANO)
+
+
+@lru_cache(4096)
+def _card(book: PriceBook, basis: ChargeBasis, prompt_tokens: int) -> RateCard | None:
+    card = book.card(
+        basis.model,
+        basis.at_ns,
+        prompt_tokens,
+        team=basis.team,
+        region=basis.region,
+        service_tier=basis.service_tier,
+    )
+    return None if isinstance(card, NoPrice) else card
+
+
+def _cards(book: PriceBook, basis: ChargeBasis, prompt_tokens: int) -> tuple[RateCard | None, RateCard | None]:
+    card = _card(book, basis, prompt_tokens)
+    if basis.team is None or not book.has_contracts:
+        return card, card
+    return card, _card(book, replace(basis, team=None), prompt_tokens) or card
+
+
+def _unit_price(card: RateCard | None, token_class: str) -> Decimal | None:
+    """Return a class's price for one token or one request, exactly."""
+    if card is None or token_class == "minimum":
+        return None
+    if token_class == "request":
+        return Decimal(card.request_fee_nano).scaleb(-9)
+    rate = card.rates.get(token_class)
+    return None if rate is None else Decimal(rate).scaleb(-18)
+
+
+def _key(row: LedgerRow, basis: ChargeBasis, token_class: str, *, detail: bool) -> _Key:
+    return _Key(
+        hour=row.arrived_ns // HOUR_NS,
+        month=datetime.fromtimestamp(row.posted_ns // 10**9, UTC).strftime("%Y-%m"),
+        tenant=row.tenant,
+        team=row.team,
+        key_id=row.key_id,
+        agent=row.agent or "",
+        model=basis.model,
+        instance=row.instance or "",
+        region=basis.region or "",
+        tier=basis.service_tier or "",
+        token_class=token_class,
+        price_version=row.price_version,
+        rule=basis.rule or "",
+        is_correction=row.revision > 0,
+        run=(row.run_id or "") if detail else "",
+    )
+
+
+def _instant(hour: int) -> str:
+    return datetime.fromtimestamp(hour * 3600, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _month(month: str) -> tuple[str, str]:
+    year, number = int(month[:4]), int(month[5:])
+    after = (year + 1, 1) if number == 12 else (year, number + 1)
+    return f"{month}-01T00:00:00Z", f"{after[0]:04d}-{after[1]:02d}-01T00:00:00Z"
+
+
+def _price(price: Decimal | None) -> str:
+    return "" if price is None else f"{price:f}"
+
+
+def _line(key: _Key, sums: _Sum, currency: str, options: FocusOptions) -> dict[str, str]:
+    is_minimum = key.token_class == "minimum"
+    unit = "Requests" if key.token_class == "request" else "Tokens"
+    quantity = "" if is_minimum else f"{sums.quantity}.0"  # the validator takes a whole number for no decimal
+    billed, listed = format_money(sums.billed_nano), format_money(sums.list_nano)
+    price, list_price = _price(sums.unit_price), _price(sums.list_unit_price)
+    meter, region = METERS[key.token_class], key.region or options.region
+    start, end = _month(key.month)
+    tags = {"team": key.team, "agent": key.agent, "key": key.key_id, "tenant": key.tenant, "service_tier": key.tier}
+    line = dict.fromkeys(_EMPTY, "") | {
+        "BilledCost": billed,
+        "BillingAccountId": key.tenant,
+        "BillingAccountName": key.tenant,
+        "BillingAccountType": "Tenant",
+        "BillingCurrency": currency,
+        "BillingPeriodStart": start,
+        "BillingPeriodEnd": end,
+        "ChargeCategory": CHARGE_CATEGORIES[is_minimum],
+        "ChargeClass": "Correction" if key.is_correction else "",
+        "ChargeDescription": f"{key.model} {meter}",
+        "ChargeFrequency": "Usage-Based",
+        "ChargePeriodStart": _instant(key.hour),
+        "ChargePeriodEnd": _instant(key.hour + 1),
+        "ConsumedQuantity": quantity,
+        "ConsumedUnit": "" if is_minimum else unit,
+        "ContractedCost": billed,
+        "ContractedUnitPrice": price,
+        "EffectiveCost": billed,
+        "InvoiceIssuerName": options.issuer,
+        "ListCost": listed,
+        "ListUnitPrice": list_price,
+        "PricingCategory": "" if is_minimum else "Standard",
+        "PricingCurrency": currency,
+        "PricingCurrencyContractedUnitPrice": price,
+        "PricingCurrencyEffectiveCost": billed,
+        "PricingCurrencyListUnitPrice": list_price,
+        "PricingQuantity": quantity,
+        "PricingUnit": "" if is_minimum else unit,
+        "ProviderName": options.provider,
+        "PublisherName": options.publisher,
+        "RegionId": region,
+        "RegionName": region,
+        "ResourceId": key.instance,
+        "ResourceName": key.instance,
+        "ResourceType": "Inference instance" if key.instance else "",
+        "ServiceCategory": "AI and Machine Learning",
+        "ServiceName": "LLM inference",
+        "ServiceSubcategory": "Generative AI",
+        "SkuId": key.model,
+        "SkuMeter": meter,
+        "SkuPriceDetails": json.dumps({"x_TokenClass": key.token_class, "x_PriceRule": key.rule}),
+        "SkuPriceId": f"{key.price_version}/{key.rule}/{key.model}/{key.token_class}",
+        "SubAccountId": key.team,
+        "SubAccountName": key.team,
+        "SubAccountType": "Team",
+        "Tags": json.dumps({name: value for name, value in tags.items() if value}),
+        "x_Model": key.model,
+        "x_PriceVersion": key.price_version,
+        "x_TokenClass": key.token_class,
+        "x_ChargeLines": str(sums.lines),
+    }
+    return line | ({"x_RunId": key.run} if options.detail else {})
