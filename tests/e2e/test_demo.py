@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_its_last_lines_are_the_summary(demo: tuple[dict[str, Any], str, Path]) 
 def test_every_step_hits_its_predecessor_and_each_tier_is_shown(demo: tuple[dict[str, Any], str, Path]) -> None:
     summary, _, _ = demo
     steps = [*summary["steps"], summary["restart_step"], summary["new_instance_step"]]
-    for before, step in zip(steps[:-1], steps[1:], strict=True):
+    for before, step in pairwise(steps):
         assert sum(step["hit_tokens"].values()) >= before["prompt_tokens"] // PAGE * PAGE
     assert all(step["hit_tokens"]["device"] for step in summary["steps"][1:])
     assert summary["restart_step"]["hit_tokens"]["disk"] >= steps[-3]["prompt_tokens"] // PAGE * PAGE
