@@ -75,10 +75,10 @@ static uint64_t read_run(Reader *r, uint64_t *values, uint64_t count) {
     const uint8_t *at = r->at;
     uint64_t i = 0;
     for (; i < count && r->end - at > 8 && tail[*at] <= 8; i++) { /* a tag and eight bytes can be read */
-        uint64_t tag = *at, width = tail[tag], word;
+        uint64_t tag = *at, width = tail[tag], is_tag = (uint64_t)(width != 0) - 1, word; /* all ones for a small one */
         memcpy(&word, at + 1, 8);
         word = BIG_ENDIAN_64(word) >> ((64 - 8 * width) & 63);
-        values[i] = width ? word : tag;
+        values[i] = (word & ~is_tag) | (tag & is_tag);
         at += 1 + width;
     }
     r->at = at;

@@ -1,4 +1,5 @@
-/* The loops of radix_index/kernels.py, compiled. Same functions, same arrays, same results; see there for what they mean.
+/* The index's loops over flat arrays. `runs`, `recode` and `bind` do what those of radix_index/kernels.py do, `match` what
+ * `tally` does there; `find`, `upsert`, `erase` and `migrate` are how table.FlatTable leads from keys to rows:
  *
  * A table is an array of 32-bit cells (0 = empty, ERASED = was used, else 6 bits of the key's hash over row + 1) over an
  * array of 64-bit keys, one a row. Open addressing, linear probing, the first cell of a key chosen by the top bits of a

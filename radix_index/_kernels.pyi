@@ -1,4 +1,4 @@
-"""See ``radix_index.kernels``: the same functions."""
+"""Loops over flat arrays; ``_kernels.c`` says what each does, ``table.FlatTable`` what the arrays mean."""
 
 from radix_index.kernels import I32, U8, U32, U64
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from radix_index import kernels
 from radix_index.holder_sets import NOBODY, HolderSets
-from radix_index.kernels import I32, NO_ROW, TALLY_WIDTH, U32, U64
-from radix_index.names import NameTable
-from radix_index.table import KeyTable
+from radix_index.kernels import COMPILED, I32, INTERPRETED, NO_ROW, TALLY_WIDTH, U32, U64, tally
+from radix_index.names import Names
+from radix_index.table import ROW_LIMIT, DictTable, FlatTable, Table
+
+try:
+    from radix_index import _kernels
+except ImportError:
+    pass
 
 MIN_BYTE_BUDGET = 256 * 1024
 _TABLE_SHARE = 7 / 8  # of the budget, for tables and columns
@@ -30,11 +34,17 @@ class BlockStore:
     that what served a match outlives what was only announced. A wrapped stamp makes an old block look young, no more.
     """
 
-    def __init__(self, byte_budget: int) -> None:
+    column_bytes = 12
+    """Bytes a row takes beside the table's."""
+
+    def __init__(self, byte_budget: int, *, compiled: bool = COMPILED is not None) -> None:
         if byte_budget < MIN_BYTE_BUDGET:
             raise ValueError(f"byte_budget {byte_budget} is under {MIN_BYTE_BUDGET}")
         self.byte_budget = byte_budget
-        self.table, self.names, self.sets = KeyTable(), NameTable(), HolderSets()
+        self._loops = COMPILED if compiled and COMPILED is not None else INTERPRETED
+        make = FlatTable if self._loops is COMPILED else DictTable
+        self.table: FlatTable | DictTable = make()
+        self.names, self.sets = Names(make(), self._loops), HolderSets()
         rows = self.table.capacity
         self.set_numbers: U32 = np.zeros(rows, np.uint32)
         self.stamps: U32 = np.zeros(rows, np.uint32)
@@ -78,7 +88,7 @@ class BlockStore:
         """Add ``bits`` to, or take them from, a column of every row's set; free rows that nobody is left in."""
         if not len(rows):
             return
-        runs = kernels.runs(self.set_numbers, self.stamps, rows, self._clock & _STAMP_MASK)
+        runs = self._loops.runs(self.set_numbers, self.stamps, rows, self._clock & _STAMP_MASK)
         if len(runs) > 2 and len(distinct := np.unique(rows)) < len(rows):
             self.change(distinct, column, bits, add=add)
             return
@@ -91,7 +101,7 @@ class BlockStore:
 
     def _move(self, rows: U32, before: int, after: int) -> None:
         gone = np.unique(rows[self.set_numbers[rows] == before]) if after == NOBODY else None
-        moved = kernels.recode(self.set_numbers, rows, before, after)
+        moved = self._loops.recode(self.set_numbers, rows, before, after)
         self.sets.move(before, after, moved)
         if gone is not None:
             self._free(gone)
@@ -135,19 +145,24 @@ class BlockStore:
         """Return (columns, 5): the leading run by fastest tier, then the blocks beyond it that are pending."""
         self._clock += 1
         counts = np.zeros((len(columns), TALLY_WIDTH), np.int32)
-        kernels.match(
-            self.table.cells,
-            self.table.old,
-            self.table.keys,
-            blocks,
-            self.set_numbers,
-            self.stamps,
-            self.sets.presence,
-            columns,
-            counts,
-            self.sets.width,
-            (self._clock + self._bonus) & _STAMP_MASK,
-        )
+        sets, stamps, presence = self.set_numbers, self.stamps, self.sets.presence
+        stamp, table = (self._clock + self._bonus) & _STAMP_MASK, self.table
+        if isinstance(table, DictTable):
+            tally(table.leading(blocks), sets, stamps, presence, columns, counts, stamp)
+        else:
+            _kernels.match(
+                table.cells,
+                table.old,
+                table.keys,
+                blocks,
+                sets,
+                stamps,
+                presence,
+                columns,
+                counts,
+                self.sets.width,
+                stamp,
+            )
         return counts
 
     # --- the budget ---
@@ -155,30 +170,35 @@ class BlockStore:
     def _make_room(self, blocks: int, names: int) -> None:
         while len(self.sets) >= self.sets.limit(int(self.byte_budget * _SET_SHARE)):
             self._evict(len(self.table) // 16 + 1)
-        while not (self._grow(self.table, blocks) and self._grow(self.names, names)):
+        while not (self._grow(self.table, blocks) and self._grow(self.names.table, names)):
             self._evict(max(blocks, names))
-        for table in (self.table, self.names):
-            if table.is_crowded and self._affords(2 * table.cells.nbytes):
+        for table in (self.table, self.names.table):
+            if table.is_crowded and self._affords(2 * table.search_bytes):
                 table.double_cells()
-        easy = min(self.table.easy_room(), self.names.easy_room(), _EASY_ROOM)
+        easy = min(self.table.easy_room(), self.names.table.easy_room(), _EASY_ROOM)
         self._easy_room = max(blocks, names, easy)
 
-    def _grow(self, table: KeyTable, count: int) -> bool:
+    def _grow(self, table: Table, count: int) -> bool:
         """Make room for ``count`` more rows if the budget allows; tell whether there is."""
         while not table.has_room(count):
             if table.needs_cells(count):
-                if not self._affords(2 * table.cells.nbytes):
+                if not self._affords(2 * table.search_bytes):
                     return False
                 table.double_cells()
                 continue
             wanted = max(int(table.capacity * _GROWTH), len(table) + count)
-            if wanted > kernels.ROW_LIMIT or not self._affords(table.row_bytes * (wanted - table.capacity)):
+            columns = self.column_bytes if table is self.table else self.names.column_bytes
+            more = (table.row_bytes + columns) * (wanted - table.capacity)
+            if wanted > ROW_LIMIT or not self._affords(more):
                 return False
             table.extend(wanted)
-            if table is self.table:
-                for column in (self.set_numbers, self.stamps, self.first_names):
-                    column.resize(wanted, refcheck=False)
+            self._extend_columns()
         return True
+
+    def _extend_columns(self) -> None:
+        self.names.extend()
+        for column in (self.set_numbers, self.stamps, self.first_names):
+            column.resize(self.table.capacity, refcheck=False)
 
     def _affords(self, more: int) -> bool:
         return self.nbytes - self.sets.nbytes + more <= self.byte_budget * _TABLE_SHARE
@@ -235,10 +255,9 @@ class BlockStore:
         """Verify every invariant of the parts and between them; raises ``AssertionError``."""
         live = self.table.live_rows()
         self.table.check()
-        self.names.check()
         self.sets.check(self.set_numbers, live)
         free = np.setdiff1d(np.arange(self.table.capacity, dtype=np.uint32), live)
         assert not self.set_numbers[free].any(), "a free row has holders"
-        self.names.check_lists(self.first_names, live)
+        self.names.check(self.first_names, live)
         assert self.nbytes <= self.byte_budget, "over budget"
         assert all(len(c) == self.table.capacity for c in (self.set_numbers, self.stamps, self.first_names))

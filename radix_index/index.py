@@ -16,7 +16,7 @@ from radix_index.base import HashArray, Hashes, IndexStats, Knowledge, Matches
 from radix_index.blocks import BlockStore
 from radix_index.errors import UnknownHolderError
 from radix_index.holder_sets import ALL_BITS, POOL_BIT
-from radix_index.kernels import PENDING_BIT, U32
+from radix_index.kernels import COMPILED, PENDING_BIT, U32
 
 DEFAULT_BYTE_BUDGET = 512 * 2**20
 _FIRST_COLUMNS = 8
@@ -38,8 +38,8 @@ class RadixIndex:
     ``MIN_BYTE_BUDGET``.
     """
 
-    def __init__(self, *, byte_budget: int = DEFAULT_BYTE_BUDGET) -> None:
-        self._blocks = BlockStore(byte_budget)
+    def __init__(self, *, byte_budget: int = DEFAULT_BYTE_BUDGET, compiled: bool = COMPILED is not None) -> None:
+        self._blocks = BlockStore(byte_budget, compiled=compiled)
         self._instances: dict[str, _Instance] = {}
         self._pools: dict[str, int] = {}  # pool → column
         self._free_columns = list(range(_FIRST_COLUMNS))[::-1]
@@ -229,7 +229,7 @@ class RadixIndex:
         """See ``PrefixIndex.stats``. Aliases of cleared blocks count until they go in passing."""
         return IndexStats(
             blocks=len(self._blocks.table) - self._blocks.sets.empty_rows,
-            names=len(self._blocks.names),
+            names=len(self._blocks.names.table),
             holder_sets=len(self._blocks.sets),
             instances=len(self._instances),
             reservations=len(self._reservations),

@@ -4,46 +4,45 @@ from __future__ import annotations
 
 import numpy as np
 
-from radix_index import kernels
-from radix_index.kernels import U32, U64
-from radix_index.table import KeyTable
+from radix_index.kernels import NO_ROW, U32, U64, Loops
+from radix_index.table import Table
 
 
-class NameTable(KeyTable):
+class Names:
     """Names by row, with the row of the block that each means (``owners``, plus 1) and the block's next name.
 
     The head of each block's list is kept by the caller, in ``first``, a column beside its blocks.
     """
 
-    row_bytes = 8 + 4 + 8
+    column_bytes = 8
+    """Bytes a row takes beside the table's."""
 
-    def __init__(self, rows: int = 256) -> None:
-        super().__init__(rows)
-        self.owners: U32 = np.zeros(rows, np.uint32)
-        self.following: U32 = np.zeros(rows, np.uint32)
+    def __init__(self, table: Table, loops: Loops) -> None:
+        self.table, self._loops = table, loops
+        self.owners: U32 = np.zeros(table.capacity, np.uint32)
+        self.following: U32 = np.zeros(table.capacity, np.uint32)
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated."""
-        return super().nbytes + self.owners.nbytes + self.following.nbytes
+        return self.table.nbytes + self.owners.nbytes + self.following.nbytes
 
-    def extend(self, rows: int) -> None:
-        """Make room for ``rows`` names in all, in place."""
-        super().extend(rows)
-        self.owners.resize(rows, refcheck=False)
-        self.following.resize(rows, refcheck=False)
+    def extend(self) -> None:
+        """Extend the columns to the table's new capacity."""
+        self.owners.resize(self.table.capacity, refcheck=False)
+        self.following.resize(self.table.capacity, refcheck=False)
 
     def bind(self, names: U64, blocks: U32, first: U32) -> U32:
         """Make each name that means nothing yet mean the block beside it. Returns the positions of the others that
         mean another block. The caller has made room."""
-        rows = self.upsert(names)
-        if not kernels.bind(self.owners, self.following, first, rows, blocks):
+        rows = self.table.upsert(names)
+        if not self._loops.bind(self.owners, self.following, first, rows, blocks):
             return rows[:0]
         return np.flatnonzero(self.owners[rows] != blocks + 1).astype(np.uint32)
 
     def rebind(self, name: int, block: int, first: U32) -> None:
         """Make a known name mean another block. O(names of the block that it meant)."""
-        row = int(self.find(np.array([name], np.uint64))[0])
+        row = int(self.table.find(np.array([name], np.uint64))[0])
         former = int(self.owners[row]) - 1
         after = int(self.following[row])
         if first[former] == row + 1:
@@ -58,8 +57,8 @@ class NameTable(KeyTable):
 
     def meant(self, names: U64) -> tuple[U32, U32]:
         """Return the blocks that names mean, and the positions of those names. Unknown names are left out."""
-        rows = self.find(names)
-        known = np.flatnonzero(rows != kernels.NO_ROW)
+        rows = self.table.find(names)
+        known = np.flatnonzero(rows != NO_ROW)
         return self.owners[rows[known]] - 1, known.astype(np.uint32)
 
     def forget(self, blocks: U32, first: U32) -> None:
@@ -70,13 +69,15 @@ class NameTable(KeyTable):
             heads = self.following[heads - 1]
         if lists:
             rows = np.concatenate(lists)
-            self.erase(rows)
+            self.table.erase(rows)
             self.owners[rows] = 0
             self.following[rows] = 0
         first[blocks] = 0
 
-    def check_lists(self, first: U32, blocks: U32) -> None:
+    def check(self, first: U32, blocks: U32) -> None:
         """Verify that the lists of ``blocks``, all that are in use, hold every name once, with the right owner."""
+        self.table.check()
+        assert len(self.owners) == len(self.following) == self.table.capacity
         seen = []
         for block in blocks.tolist():
             link = int(first[block])
@@ -84,4 +85,4 @@ class NameTable(KeyTable):
                 assert self.owners[link - 1] == block + 1, "a name is in another block's list"
                 seen.append(link - 1)
                 link = int(self.following[link - 1])
-        assert sorted(seen) == self.live_rows().tolist(), "a name is in no list, or a list has a name that is not there"
+        assert sorted(seen) == self.table.live_rows().tolist(), "lists and names in use disagree"

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from kvstore.block import routing_hashes, routing_seed
 from kvstore.page import Tier
-from radix_index import kernels
 from radix_index.base import LOCAL_TIERS, Knowledge
 from radix_index.blocks import MIN_BYTE_BUDGET
 from radix_index.index import RadixIndex
+from radix_index.kernels import COMPILED
 from radix_index.naive import NaiveIndex
 
 INSTANCES = tuple(f"i{n}" for n in range(10))
@@ -57,11 +56,12 @@ def named(blocks: Sequence[int], family: int) -> list[int]:
 class IndexMachine(RuleBasedStateMachine):
     """Both implementations get the same calls and must give the same answers."""
 
+    compiled = COMPILED is not None
     tickets = Bundle("tickets")
 
     @initialize()
     def begin(self) -> None:
-        self.index, self.oracle = RadixIndex(), NaiveIndex()
+        self.index, self.oracle = RadixIndex(compiled=self.compiled), NaiveIndex()
         for instance, pool in (("i0", "p"), ("i1", "p"), ("i2", None)):
             self.add(instance, 4, pool)
 
@@ -186,24 +186,25 @@ TestIndexMachine = IndexMachine.TestCase
 TestIndexMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
-@pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the index on the loops that are used where no compiler was at hand."""
-    for name, function in kernels.INTERPRETED.items():
-        monkeypatch.setattr(kernels, name, function)
+class InterpretedIndexMachine(IndexMachine):
+    """The same without the compiled loops."""
+
+    compiled = False
 
 
-@pytest.mark.usefixtures("interpreted")
-class TestIndexMachineInterpreted(IndexMachine.TestCase):
-    settings = settings(max_examples=10, stateful_step_count=30, deadline=None)
+TestInterpretedIndexMachine = InterpretedIndexMachine.TestCase
+TestInterpretedIndexMachine.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
 
 
 class BudgetMachine(RuleBasedStateMachine):
     """Under a budget far too small the index forgets, but what it claims is true and its bytes stay bounded."""
 
+    compiled = COMPILED is not None
+
     @initialize()
     def begin(self) -> None:
-        self.index, self.oracle = RadixIndex(byte_budget=MIN_BYTE_BUDGET), NaiveIndex()
+        self.index = RadixIndex(byte_budget=MIN_BYTE_BUDGET, compiled=self.compiled)
+        self.oracle = NaiveIndex()
         for instance in ("i0", "i1"):
             for index in (self.index, self.oracle):
                 index.add_instance(instance, block_size=16)
@@ -250,3 +251,13 @@ class BudgetMachine(RuleBasedStateMachine):
 
 TestBudgetMachine = BudgetMachine.TestCase
 TestBudgetMachine.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)
+
+
+class InterpretedBudgetMachine(BudgetMachine):
+    """The same without the compiled loops."""
+
+    compiled = False
+
+
+TestInterpretedBudgetMachine = InterpretedBudgetMachine.TestCase
+TestInterpretedBudgetMachine.settings = settings(max_examples=10, stateful_step_count=40, deadline=None)
