@@ -8,6 +8,8 @@
     ├── ReportError           a report that was asked for by a name that there is none of
     ├── CorrectionError       a correction that cannot be computed: no price, another currency
     ├── PeriodError           a period that cannot be closed: closed already, or not over
+    ├── BudgetExceeded        a request would go over a budget, or the budget cannot be judged and denies by its policy
+    ├── BudgetStoreError      the store of budgets cannot be asked, or forgot what it had counted
     └── LedgerError           the ledger cannot be opened, read or written
         ├── LedgerFullError   so much waits to be written that no further row is accepted
         └── LedgerClosedError a row came after close()
@@ -43,6 +45,22 @@ class CorrectionError(BillingError):
 
 class PeriodError(BillingError):
     """A period cannot be closed."""
+
+
+class BudgetExceeded(BillingError):
+    """A budget has no room. ``why``: exhausted, unavailable (the store), unpriced; ``until_ns``: its window's end."""
+
+    def __init__(self, budget: str, why: str, until_ns: int) -> None:
+        self.budget, self.why, self.until_ns = budget, why, until_ns
+        super().__init__(f"budget {budget}: {why}")
+
+
+class BudgetStoreError(BillingError):
+    """Budgets cannot be judged. ``concerns``: the counters; ``None``: all."""
+
+    def __init__(self, text: str, concerns: frozenset[str] | None = None) -> None:
+        self.concerns = concerns
+        super().__init__(text)
 
 
 class LedgerError(BillingError):

@@ -45,6 +45,9 @@ ROW_KEYS: dict[str, str] = {
     "request": "request_id",
 }
 
+#: What an index can find of them.
+_COLUMNS = {"run": "run_id", "request": "request_id"}
+
 _HITS = "hit_device_tokens + hit_host_tokens + hit_disk_tokens + hit_pool_tokens + hit_unknown_tokens"
 _WRITES = "write_tokens + write_5m_tokens + write_1h_tokens"
 _PROMPT = f"fresh_tokens + {_HITS} + {_WRITES}"
@@ -151,20 +154,21 @@ def sums_sql(
     low, high = (_EVER[0] if since_ns is None else since_ns), (_EVER[1] if until_ns is None else until_ns)
     parameters: dict[str, int | str] = {"low": low, "high": high, "watermark": watermark}
     parameters |= {f"is_{name}": value for name, value in equal.items()}
-    row_tests = [f"{(KEYS | ROW_KEYS)[name]} = :is_{name}" for name in equal]
+    row_tests = [f"{_COLUMNS.get(name) or KEYS[name]} = :is_{name}" for name in equal]
     from_rows = _from_rows(keys, per_hours, row_tests)
     period = "posted_ns >= :low AND posted_ns < :high"
     if any(name in ROW_KEYS for name in (*keys, *equal)):
         del parameters["watermark"]
         return SumsQuery(_grouped(from_rows.format(which=period), keys), parameters, uses_rollups=False)
     parts = _rollup_parts(keys, per_hours, equal, -(-low // HOUR_NS), high // HOUR_NS)
-    parts.append(from_rows.format(which=f"seq > :watermark AND {period}"))
-    edge = f"seq <= :watermark AND {period}"
+    # A unary plus keeps a planner from a column's index: few rows lie beyond the watermark, few in pieces of hours.
+    parts.append(from_rows.format(which="seq > :watermark AND +posted_ns >= :low AND +posted_ns < :high"))
+    edge = "+seq <= :watermark AND posted_ns >= {} AND posted_ns < {}"
     after_ns, before_ns = -(-low // HOUR_NS) * HOUR_NS, high // HOUR_NS * HOUR_NS
     if low % HOUR_NS:
-        parts.append(from_rows.format(which=f"{edge} AND posted_ns < {after_ns}"))
-    if high % HOUR_NS:
-        parts.append(from_rows.format(which=f"{edge} AND posted_ns >= {max(before_ns, after_ns)}"))
+        parts.append(from_rows.format(which=edge.format(low, min(after_ns, high))))
+    if high % HOUR_NS and high > after_ns:
+        parts.append(from_rows.format(which=edge.format(max(before_ns, after_ns), high)))
     return SumsQuery(_grouped(" UNION ALL ".join(parts), keys), parameters, uses_rollups=True)
 
 

@@ -11,18 +11,21 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from billing.budgets import Budgets
 from billing.ledger import Ledger
 from billing.prices import PriceBook
 from engine_adapter.embedded.launch import EmbeddedProcess
 from engine_adapter.http import AiohttpClient
 from gateway import assembly
 from gateway.admin import Admin
+from gateway.alerts import Webhook
 from gateway.attempt import Attempter
 from gateway.console.routes import routes as console_routes
 from gateway.dispatch import Dispatcher
@@ -39,6 +42,7 @@ from gateway.prompts import PromptBook
 from gateway.recorder import Recorder
 from gateway.routing import POLICIES
 from gateway.settings import Settings
+from gateway.spending import Spending
 from radix_index.index import RadixIndex
 from tracing.export import SpanExport, otlp_exporter
 from tracing.metrics import Metrics
@@ -124,6 +128,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         linker.restore(await asyncio.to_thread(traces.recent, _RESTORED_RECORDS))
         recorder = Recorder(book=book, ledger=ledger, traces=traces, metrics=metrics, spans=spans)
         StateCollector(fleet, flights, index, ledger).register(metrics.registry)
+        spending = await _spending(settings, book, stack)
         pipeline = Pipeline(
             keys=keys,
             models=models,
@@ -134,6 +139,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
             recorder=recorder,
             flights=flights,
             max_attempts=settings.retry.attempts,
+            spending=spending,
         )
         readiness = _Readiness(flights, fleet, recorder, waits_for=len(processes) or 1)
         admin = Admin(
@@ -219,6 +225,34 @@ class _Readiness:
         if not self._has_started:
             return f"starting: {up} of {self._waits_for} instances are up"
         return None if up else "no instance takes requests"
+
+
+async def _spending(settings: Settings, book: PriceBook, stack: AsyncExitStack) -> Spending | None:
+    """Return the budgets at the door, ``None`` where there are none. They are settled until the stack ends."""
+    listed = assembly.budgets_of(settings, book.currency)
+    if not listed:
+        return None
+    store = await asyncio.to_thread(assembly.budget_store, settings, listed)
+    stack.push_async_callback(store.close)
+    webhook = settings.billing.alert_webhook
+    budgets = Budgets(listed, store, None if webhook is None else Webhook(webhook))
+    await budgets.open(time.time_ns())
+    await stack.enter_async_context(_settling(budgets))
+    return Spending(budgets, book, settings.billing.assumed_output_tokens)
+
+
+@asynccontextmanager
+async def _settling(budgets: Budgets) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(budgets.run(), name="budgets")
+        try:
+            yield
+            async with asyncio.timeout(_FLUSH_S):
+                await budgets.drain()
+        except TimeoutError:
+            _log.warning("budgets were not settled in time: what was reserved stands")
+        finally:
+            task.cancel()
 
 
 def _ever_healthy(instance: Instance) -> Callable[[], bool]:

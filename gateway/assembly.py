@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from billing.budget_redis import RedisBudgetStore
+from billing.budget_seeds import budget_seeds
+from billing.budget_sqlite import SqliteBudgetStore
+from billing.budgets import SUBJECTS, Budget, BudgetStore, Policy, Seed, Unit, Window
+from billing.ledger_read import LedgerReader
 from engine_adapter.base import EngineAdapter
 from engine_adapter.embedded.launch import LaunchSpec, free_port
 from engine_adapter.openai_compatible import OpenAICompatible
@@ -41,6 +48,37 @@ def model_options(settings: Settings) -> list[ModelOptions]:
         ModelOptions(m.name, m.aliases, m.tokenizer, m.template, counts_checked=m.usage_counts == "checked")
         for m in settings.models
     ]
+
+
+def budgets_of(settings: Settings, currency: str) -> list[Budget]:
+    """Return the budgets; money is in the price book's currency."""
+    return [
+        Budget(
+            name=budget.name,
+            unit=Unit(budget.unit),
+            limit=int(budget.limit.scaleb(9) if budget.unit == "money" else budget.limit),
+            window=Window(budget.window),
+            only=tuple((subject, value) for subject in SUBJECTS if (value := getattr(budget, subject)) is not None),
+            per=budget.per,
+            currency=currency,
+            hard=budget.hard,
+            alerts=budget.alerts,
+            on_outage=Policy(budget.on_outage),
+            on_unpriced=Policy(budget.on_unpriced),
+        )
+        for budget in settings.billing.budgets
+    ]
+
+
+def budget_store(settings: Settings, budgets: Sequence[Budget]) -> BudgetStore:
+    """Return where they are counted; a store that is new begins with what the ledger says. Raises ``BillingError``."""
+
+    def seeds() -> list[Seed]:
+        with LedgerReader(settings.ledger_path) as reader:
+            return budget_seeds(budgets, reader, time.time_ns())
+
+    url = settings.billing.budget_store
+    return SqliteBudgetStore(settings.budget_path, seeds()) if url is None else RedisBudgetStore(url, seeds=seeds)
 
 
 def adapter_of(name: str) -> EngineAdapter:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from billing.budgets import Ticket
 from gateway.errors import GatewayError
 from gateway.identity import ANONYMOUS
 from gateway.protocols.openai import AnswerReader
@@ -48,6 +49,7 @@ class Draft:
     chain: MessageChain = ()
     message_tip: str | None = None
     reader: AnswerReader | None = None
+    ticket: Ticket = field(default_factory=Ticket)  # what is reserved in budgets
     outcome: Outcome | None = None
     status: int = 0
     error: str | None = None

@@ -7,6 +7,7 @@ GatewayError               a request ends with ``status`` and a class that the c
 ├── NotFound               404: no such path, model, run or instance
 ├── MethodNotAllowed       405
 ├── BodyTooLarge           413
+├── OverBudget             429: a budget has no room, or cannot be judged; ``retry_after_s``
 ├── NoInstance             503: no healthy instance serves the model; ``retry_after_s``
 ├── Draining               503: the gateway is going down
 └── UpstreamUnusable       502 or 504: engines were tried and none answered
@@ -69,6 +70,12 @@ class BodyTooLarge(GatewayError):
     """The body is over the cap; it was neither read to its end nor cut short."""
 
     status, kind, code = 413, "invalid_request_error", "body_too_large"
+
+
+class OverBudget(GatewayError):
+    """A budget has no room for the request, or cannot be judged and denies by its policy."""
+
+    status, kind, code = 429, "insufficient_quota", "budget_exceeded"
 
 
 class NoInstance(GatewayError):

@@ -2,7 +2,7 @@
 
 ====  ========================================  ==========================================
  1    read the body once, keep its bytes        ``protocols.openai.read_ask``
- 2    admit: key, model, salt                   ``identity``, ``models``
+ 2    admit: key, model, salt, budgets          ``identity``, ``models``, ``spending``
  3    run and step                              ``tracing.runs``
  4    tokenize and hash                         ``prompts``
  5    match                                     ``dispatch`` over ``radix_index``
@@ -36,6 +36,7 @@ from gateway.prompts import PromptBook
 from gateway.protocols.openai import Ask, read_ask
 from gateway.recorder import Recorder
 from gateway.relay import ClientGone, Reply
+from gateway.spending import Spending
 from tracing.messages import MessageChain, message_chain, new_tool_result_ids, tool_result_ids
 from tracing.record import Outcome
 from tracing.runs import RunEvidence, RunLinker
@@ -97,10 +98,11 @@ class Pipeline:
         recorder: Recorder,
         flights: Flights,
         max_attempts: int,
+        spending: Spending | None = None,
     ) -> None:
         self._keys, self._models, self._linker, self._prompts = keys, models, linker, prompts
         self._dispatcher, self._attempter, self._recorder, self._flights = dispatcher, attempter, recorder, flights
-        self._max_attempts = max_attempts
+        self._max_attempts, self._spending = max_attempts, spending
 
     async def handle(self, arrival: Arrival, reply: Reply) -> None:
         """Answer one request. Raises only ``CancelledError``, when the client left."""
@@ -145,6 +147,8 @@ class Pipeline:
             len(admitted.body),
         )
         draft.prompt_tokens = None if prompt is None else prompt.tokens
+        if self._spending is not None:
+            await self._spending.admit(draft, admitted.ask, len(admitted.body))
         tried: frozenset[str] = frozenset()
         trouble: Refused | ConnectFailed | None = None
         while len(tried) < self._max_attempts:
@@ -211,4 +215,6 @@ class Pipeline:
     def _close(self, draft: Draft) -> None:
         if draft.link is not None and draft.outcome is not Outcome.OK:
             self._linker.unanswered(draft.link, draft.request_id, key_id=draft.identity.key_id)
-        self._recorder.close(draft)
+        record = self._recorder.close(draft)
+        if self._spending is not None:
+            self._spending.settle(draft, record)

@@ -18,6 +18,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -152,11 +153,40 @@ class EmbeddedSettings(_Strict):
     arguments: tuple[str, ...] = ()  # passed to every engine as they are
 
 
+class BudgetSettings(_Strict):
+    """How much may be spent in a window of the UTC calendar; see ``billing.budgets.Budget``."""
+
+    name: Name
+    unit: Literal["calls", "tokens", "money"]
+    limit: Annotated[Decimal, Field(ge=0, le=10**9)]  # calls, tokens, or units of the price book's currency
+    window: Literal["minute", "hour", "day", "week", "month"]
+    tenant: str | None = None  # only the requests of this one …
+    team: str | None = None
+    key: str | None = None
+    model: str | None = None  # as instances name it
+    per: tuple[Literal["tenant", "team", "key", "model"], ...] = ()  # each of these has the limit for itself
+    hard: bool = True  # False: alerts only
+    alerts: tuple[Annotated[int, Field(ge=1, le=1000)], ...] = (80, 100)  # percents of the limit
+    on_outage: Literal["deny", "admit"] = "deny"
+    on_unpriced: Literal["deny", "admit"] = "deny"
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        exact = self.limit.scaleb(9) if self.unit == "money" else self.limit
+        if exact != exact.to_integral_value():
+            raise ValueError("limit: must be a whole number, or for money have at most nine decimals")
+        return self
+
+
 class BillingSettings(_Strict):
-    """Prices and the ledger."""
+    """Prices, the ledger and budgets."""
 
     prices: Path | None = None  # None: the packaged book
     ledger: Path | None = None  # None: in ``home``
+    budgets: tuple[BudgetSettings, ...] = ()
+    budget_store: str | None = None  # a Redis URL, for fleets; None: a file in ``home``
+    alert_webhook: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    assumed_output_tokens: Count = 1024  # reserved for a request that names no limit
 
 
 class TracingSettings(_Strict):
@@ -209,6 +239,11 @@ class Settings(BaseSettings):
         return self.billing.ledger or self.home / "ledger.sqlite3"
 
     @property
+    def budget_path(self) -> Path:
+        """Where budgets are counted without a Redis."""
+        return self.home / "budgets.sqlite3"
+
+    @property
     def trace_path(self) -> Path:
         """Where the trace store lies."""
         return self.tracing.store or self.home / "traces.sqlite3"
@@ -226,6 +261,7 @@ class Settings(BaseSettings):
         for where, names in (
             ("keys", [key.id for key in self.keys]),
             ("instances", [instance.id for instance in self.instances]),
+            ("billing.budgets", [budget.name for budget in self.billing.budgets]),
             ("models", [name for model in self.models for name in (model.name, *model.aliases)]),
         ):
             if twice := sorted({name for name in names if names.count(name) > 1}):

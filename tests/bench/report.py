@@ -106,7 +106,8 @@ def run(rows: int, folder: Path) -> dict[str, object]:
     """Make the ledger and time the reports."""
     path = folder / "ledger.sqlite3"
     started = time.perf_counter()
-    fill(path, rows)
+    if not path.exists():
+        fill(path, rows)
     made_s = time.perf_counter() - started
     odd = RowFilter(since_ns=START_NS + HOUR_NS // 3, until_ns=START_NS + 20 * 24 * HOUR_NS + 777)
     scan_s, whole = scan(path, RowFilter())
@@ -145,7 +146,7 @@ def main(argv: list[str]) -> int:
     """Run the benchmark and print what it measured."""
     parser = argparse.ArgumentParser(prog="./bench report", description="The time of reports over a large ledger.")
     parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--folder", type=Path, help="make the ledger here and leave it (default: a temporary folder)")
+    parser.add_argument("--folder", type=Path, help="make the ledger here and leave it, or use the one that is there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there as well")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="keepwarm-report-") as folder:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,14 +27,14 @@ DEARER = PriceBook.from_toml(
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
+def path(tmp_path: Path) -> Path:
     path = tmp_path / "ledger.sqlite3"
     with Ledger(path) as ledger:
         ledger.register(PriceBook.default())
         ledger.register(DEARER)
         for record in (*many(12), unpriced(12, PriceBook.default()), died_in_flight(13, PriceBook.default())):
             ledger.append(record)
-    yield path
+    return path
 
 
 def history(path: Path, number: int) -> list[LedgerRow]:

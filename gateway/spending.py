@@ -1,0 +1,50 @@
+"""Budgets at the door: the most that a request may cost is reserved before an engine sees it, and settled after."""
+
+from __future__ import annotations
+
+import time
+
+from billing.budgets import Budgets, Estimate, Spender
+from billing.errors import BudgetExceeded
+from billing.meter import charge
+from billing.prices import PriceBook
+from gateway.dispatch import BYTES_PER_TOKEN
+from gateway.draft import Draft
+from gateway.errors import OverBudget
+from gateway.protocols.openai import Ask
+from tracing.record import RequestRecord, Usage, UsageSource
+
+_LIMIT_MEMBERS = ("max_completion_tokens", "max_tokens")
+
+
+class Spending:
+    """What the pipeline asks. ``assumed_output_tokens`` is reserved where a request names no limit of its own."""
+
+    def __init__(self, budgets: Budgets, book: PriceBook, assumed_output_tokens: int) -> None:
+        self._budgets, self._book, self._assumed = budgets, book, assumed_output_tokens
+
+    async def admit(self, draft: Draft, ask: Ask, body_bytes: int) -> None:
+        """Reserve; the draft carries the ticket. Raises ``OverBudget``."""
+        identity = draft.identity
+        who = Spender(identity.tenant, identity.team, identity.key_id, draft.served_model)
+        prompt = draft.prompt_tokens if draft.prompt_tokens is not None else body_bytes // BYTES_PER_TOKEN
+        most = Usage(fresh_tokens=prompt, output_tokens=self._output_tokens(ask), source=UsageSource.RECOVERED)
+        cost = charge(most, self._book, draft.served_model, draft.arrived_ns, team=identity.team)
+        estimate = Estimate(most.total_tokens, cost.amount_nano, cost.currency)
+        try:
+            draft.ticket = await self._budgets.admit(who, estimate, draft.arrived_ns)
+        except BudgetExceeded as error:
+            wait_s = max((error.until_ns - time.time_ns()) // 10**9, 1)
+            raise OverBudget(f"budget {error.budget!r}: {error.why}", retry_after_s=wait_s) from None
+
+    def settle(self, draft: Draft, record: RequestRecord) -> None:
+        """Hand over what the request came to. Nothing computed: all is given back, the call as well."""
+        usage, cost = record.usage, record.charge
+        nothing = usage.source is UsageSource.NONE
+        came_to = Estimate(usage.total_tokens, cost.amount_nano, cost.currency, calls=0 if nothing else 1)
+        self._budgets.settle_soon(draft.ticket, came_to)
+
+    def _output_tokens(self, ask: Ask) -> int:
+        limits = [ask.form.values.get(name) for name in _LIMIT_MEMBERS]
+        named = [limit for limit in limits if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0]
+        return min(named) if named else self._assumed

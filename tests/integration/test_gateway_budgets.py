@@ -1,0 +1,106 @@
+"""Budgets at the gateway's door: requests over them are refused before an engine sees them; alerts go out once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from tests.gateways import gateway_for
+from tests.scripted_engine import Script, ScriptedEngine, answer
+from tracing.record import Outcome
+
+PRICES = 'name = "t"\ncurrency = "USD"\n[[price]]\nmodels = ["m"]\nrates = { fresh = 1, hit = 0.1, output = 2 }'
+CALLS = {"name": "calls", "unit": "calls", "limit": "5", "window": "month"}
+
+
+async def test_forty_at_once_against_five_calls(tmp_path: Path) -> None:
+    async with (
+        ScriptedEngine() as engine,
+        gateway_for([engine], tmp_path, billing={"budgets": [CALLS]}) as client,
+    ):
+
+        async def ask() -> tuple[int, Any]:
+            async with client.chat() as response:
+                return response.status, await response.json()
+
+        answers = await asyncio.gather(*(ask() for _ in range(40)))
+        assert sorted(status for status, _ in answers) == [200] * 5 + [429] * 35
+        refused = next(body for status, body in answers if status == 429)
+        assert (refused["error"]["code"], refused["error"]["type"]) == ("budget_exceeded", "insufficient_quota")
+        assert len(engine.asked) == 5
+        records = await client.records(40)
+        assert [record.outcome for record in records].count(Outcome.REJECTED) == 35
+
+
+async def test_what_was_reserved_and_not_spent_is_given_back(tmp_path: Path) -> None:
+    prices = tmp_path / "prices.toml"
+    prices.write_text(PRICES)
+    # one answer costs 10.2 millionths; what is reserved for it, 100 output tokens and the prompt, over 200
+    money = {"name": "money", "unit": "money", "limit": "0.0003", "window": "month"}
+    async with (
+        ScriptedEngine() as engine,
+        gateway_for([engine], tmp_path, billing={"budgets": [money], "prices": str(prices)}) as client,
+    ):
+        engine.script = Script(body=answer("x", prompt=10, output=1, cached=2))
+        statuses = []
+        for _ in range(4):
+            async with client.chat(max_tokens=100) as response:
+                statuses.append(response.status)
+                await response.read()
+            await client.until(lambda: not client.gateway.flights.count)
+        assert statuses == [200] * 4
+        async with client.chat(max_tokens=1000) as response:
+            assert response.status == 429
+
+
+async def test_a_model_without_a_price_is_refused_by_a_money_budget(tmp_path: Path) -> None:
+    prices = tmp_path / "prices.toml"
+    prices.write_text(PRICES.replace('"m"', '"other"'))
+    money = {"name": "money", "unit": "money", "limit": "10", "window": "day"}
+    for policy, status in (("deny", 429), ("admit", 200)):
+        settings = {"budgets": [money | {"on_unpriced": policy}], "prices": str(prices)}
+        async with (
+            ScriptedEngine() as engine,
+            gateway_for([engine], tmp_path / policy, billing=settings) as client,
+            client.chat() as response,
+        ):
+            assert response.status == status
+
+
+async def test_a_restarted_gateway_goes_on_counting_and_a_lost_store_begins_with_the_ledger(tmp_path: Path) -> None:
+    async with ScriptedEngine() as engine:
+        for loses_store in (False, True):
+            for status in (200, 200, 200, 200, 200) if not loses_store else (429,):
+                async with (
+                    gateway_for([engine], tmp_path, billing={"budgets": [CALLS]}) as client,
+                    client.chat() as response,
+                ):
+                    assert response.status == status
+            (tmp_path / "budgets.sqlite3").rename(tmp_path / f"lost-{loses_store}")
+
+
+async def test_an_alert_goes_out_once(tmp_path: Path) -> None:
+    alerts: list[dict[str, Any]] = []
+
+    async def hook(request: web.Request) -> web.Response:
+        alerts.append(await request.json())
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_post("/hook", hook)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/hook"  # type: ignore[union-attr]
+    settings = {"budgets": [CALLS | {"alerts": [40, 100], "hard": False}], "alert_webhook": url}
+    async with ScriptedEngine() as engine, gateway_for([engine], tmp_path, billing=settings) as client:
+        for _ in range(7):
+            async with client.chat() as response:
+                assert response.status == 200
+        await client.until(lambda: len(alerts) == 2)
+    await runner.cleanup()
+    assert [(alert["percent"], alert["limit"]) for alert in alerts] == [(40, 5), (100, 5)]
