@@ -144,13 +144,15 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def connect_readonly(path: Path) -> sqlite3.Connection:
+def connect_readonly(path: Path, *, check_same_thread: bool = True) -> sqlite3.Connection:
     """Open an existing ledger for reading. Raises ``LedgerError``."""
     if not path.is_file():
         raise LedgerError(f"there is no ledger at {path}")
     try:
         uri = f"{path.resolve().as_uri()}?mode=ro"
-        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        connection = sqlite3.connect(
+            uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=check_same_thread
+        )
         try:
             _check(connection, path)
         except (sqlite3.Error, LedgerError):

@@ -66,7 +66,8 @@ class Admin:
         )
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._render_metrics(), headers={"content-type": CONTENT_TYPE})
+        body = await asyncio.to_thread(self._render_metrics)  # the ledger is read
+        return web.Response(body=body, headers={"content-type": CONTENT_TYPE})
 
     async def _instances(self, request: web.Request) -> web.Response:
         self._keys.authorize_admin(request.headers)

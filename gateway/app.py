@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from billing.budgets import Budgets
+from billing.counters import LedgerCounters
 from billing.ledger import Ledger
 from billing.prices import PriceBook
 from engine_adapter.embedded.launch import EmbeddedProcess
@@ -36,6 +37,7 @@ from gateway.gauges import StateCollector
 from gateway.home import claimed
 from gateway.http import Edge, EdgeOptions, make_app
 from gateway.identity import KeyRing
+from gateway.ledger_metrics import LedgerCollector
 from gateway.models import ModelDirectory
 from gateway.pipeline import Pipeline
 from gateway.prompts import PromptBook
@@ -128,6 +130,9 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         linker.restore(await asyncio.to_thread(traces.recent, _RESTORED_RECORDS))
         recorder = Recorder(book=book, ledger=ledger, traces=traces, metrics=metrics, spans=spans)
         StateCollector(fleet, flights, index, ledger).register(metrics.registry)
+        counters = await asyncio.to_thread(LedgerCounters, settings.ledger_path)
+        stack.callback(counters.close)
+        metrics.registry.register(LedgerCollector(counters))
         spending = await _spending(settings, book, stack)
         pipeline = Pipeline(
             keys=keys,
