@@ -38,7 +38,6 @@ from kvstore.block import routing_hash_array
 __all__ = ["DEFAULT_TEMPLATE", "EncodedPrompt", "PromptEncoder", "PromptError", "PromptOptions", "TemplateError"]
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-_NO_IDS: Ids = np.empty(0, np.uint32)
 _MAX_CHAINS = 8  # of one conversation: seeds times block sizes
 
 
@@ -228,7 +227,7 @@ class PromptEncoder:
             guard=guarded.guard,
             cut=guarded.cut,
         )
-        new = np.asarray(encoded.ids, np.uint32)
+        new = encoded.ids
         old_count = point.tokens if point is not None else 0
         ids = np.concatenate([base.conversation.ids[:old_count], new]) if base is not None else new
         seal = encoded.seal
@@ -287,11 +286,10 @@ def _grown(
     base: Known | None,
 ) -> Conversation:
     """Return the conversation as it stands now, with the points that it had where it only grew."""
-    point = Point(len(guarded.messages), len(content.data), state, tokens.sealed, tokens.seal, tokens.open_text)
+    point = Point(len(guarded.messages), content.length, state, tokens.sealed, tokens.seal, tokens.open_text)
     earlier = base.conversation.points if base is not None and base.ends_there() else ()
     newest = list(hashes.items())[-_MAX_CHAINS:]
     return Conversation(
-        content=content.data,
         messages=guarded.messages,
         tools=guarded.tools,
         variables=guarded.variables,

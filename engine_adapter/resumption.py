@@ -10,11 +10,14 @@ Nothing of this is assumed of a template. Its loop over the messages is rewritte
 module for its items; the module hands out a ``loop`` and a view of the messages that note what is read, and compares
 the values at the loop's entry. A template that rewrites history (Qwen3 drops the reasoning of earlier turns when the
 user speaks again) enters its loop with another value, and is rendered from the start.
+
+What stands before the loop is rendered anew each time for that comparison, unless all it read of the conversation were
+single messages from its beginning: then it cannot come out differently and is left out as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast, overload
 
@@ -27,8 +30,15 @@ Frozen: TypeAlias = object
 """A value made comparable: equal exactly when a template cannot tell the originals apart."""
 
 _ITEMS, _LOOP = "keepwarm_items", "keepwarm_loop"
-_UNTRACKED_GLOBALS = frozenset({"strftime_now", "cycler", "joiner", "lipsum"})
+_UNSTEADY_GLOBALS = frozenset({"strftime_now", "cycler", "joiner", "lipsum"})
 _NO_VALUE = ("undefined",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A view of all messages from here on."""
+
+    start: int
 
 
 class _Opaque(Exception):
@@ -45,8 +55,10 @@ class LoopState:
     """What the loop was entered with."""
     position: int
     """The message that the next turn takes; all earlier turns are settled."""
-    carried: tuple[Mapping[str, object] | None, ...]
-    """The namespaces' values, in the order of the loop's names."""
+    carried: Mapping[str, Mapping[str, object]]
+    """The namespaces' values, by name."""
+    variables: Mapping[str, object] | None
+    """What is set before the loop, where that needn't be rendered again: plain values, and starts of views."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,107 +78,147 @@ class Rendering:
         return self.head + self.settled + self.rest if not self.resumed else self.settled + self.rest
 
 
-def open_loop(tree: nodes.Template) -> bool:
-    """Rewrite the template's loop over its messages so that it can be resumed; ``False`` where it has no such loop.
+class ResumableTemplate:
+    """A template whose loop over the messages can be entered in the middle."""
 
-    It is the last loop at the template's top level, and must have no condition, no ``else`` branch and no recursion.
-    """
-    loops = [node for node in tree.body if isinstance(node, nodes.For)]
-    if not loops or any(True for _ in tree.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends))):
-        return False
-    loop = loops[-1]
-    if loop.recursive or loop.test is not None or loop.else_ or not isinstance(loop.target, nodes.Name):
-        return False
-    inside = [*loop.body, *tree.find_all(nodes.Macro)]
-    read = {name for node in inside for name in _names(node)}
-    if read & _UNTRACKED_GLOBALS or any(_is_unsteady(node) for node in inside):
-        return False
-    before = tree.body[: tree.body.index(loop)]
-    assigned: set[str] = set().union(*map(_assigned, before))
-    for node in loop.body:
-        _rename_loop(node)
-    visible = [nodes.Name(name, "load") for name in sorted(read & assigned)]
-    loop.iter = nodes.Call(nodes.Name(_ITEMS, "load"), [loop.iter, nodes.List(visible)], [], None, None)
-    loop.target = nodes.Tuple([loop.target, nodes.Name(_LOOP, "store")], "store")
-    return True
+    def __init__(self, source: str, environment: jinja2.Environment) -> None:
+        """Compile ``source``; raises ``ValueError`` where there is no such loop.
 
+        It is the last loop at the template's top level, without a condition, an ``else`` branch or recursion.
+        """
+        tree = environment.parse(source)
+        loop, before = _find_loop(tree)
+        macros = list(tree.find_all(nodes.Macro))
+        if any(map(_is_unsteady, [*loop.body, *macros])):
+            raise ValueError("the loop's text does not follow from the messages alone")
+        assigned: set[str] = set().union(*map(_assigned, before))
+        after = tree.body[tree.body.index(loop) + 1 :]
+        self._compared = sorted(assigned & _names(loop.iter, *loop.body, *macros))
+        self._kept = sorted(assigned & _names(*after) - set(self._compared))
+        self._may_skip = not any(map(_is_unsteady, before))
+        for node in loop.body:
+            _rename_loop(node)
+        loads = [nodes.List([nodes.Name(name, "load") for name in names]) for names in (self._compared, self._kept)]
+        loop.iter = nodes.Call(nodes.Name(_ITEMS, "load"), [loop.iter, *loads], [], None, None)
+        loop.target = nodes.Tuple([loop.target, nodes.Name(_LOOP, "store")], "store")
+        self._whole = _compile(environment, tree)
+        tree.body = [*(node for node in before if isinstance(node, nodes.Macro)), loop, *after]
+        self._behind_start = _compile(environment, tree)
 
-def render_resumable(
-    template: jinja2.Template,
-    messages: Sequence[Mapping[str, object]],
-    variables: Mapping[str, object],
-    state: LoopState | None,
-) -> Rendering:
-    """Render a template whose loop is open, from ``state`` where it holds. Raises whatever the template raises."""
-    run = _Run(messages, state)
-    for piece in template.generate(**variables, messages=run.view, **{_ITEMS: run.items}):
-        run.pieces.append(piece)
-    return run.rendering()
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        variables: Mapping[str, object],
+        state: LoopState | None,
+    ) -> Rendering:
+        """Render from ``state`` on where it holds, else from the start. Raises whatever the template raises."""
+        run = _Run(messages, state, self._compared, self._kept, self._may_skip)
+        template, given = self._whole, {**variables, "messages": run.view}
+        if state is not None and state.variables is not None and state.position <= len(messages):
+            template, given = self._behind_start, {**given, **run.restored(state)}
+        for piece in template.generate(**given, **{_ITEMS: run.items}):
+            run.pieces.append(piece)
+        return run.rendering()
 
 
 class _Run:
     """One rendering: what was written, and what each turn of the loop looked at."""
 
-    def __init__(self, messages: Sequence[Mapping[str, object]], state: LoopState | None) -> None:
+    def __init__(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        state: LoopState | None,
+        compared: Sequence[str],
+        kept: Sequence[str],
+        may_skip: bool,
+    ) -> None:
         self.messages = messages
         self.pieces: list[str] = []
         self.view = _View(self, range(len(messages)))
-        self.turn: int | None = None  # the message of this turn; None outside of the loop
+        self._compared, self._kept = compared, kept
         self._state = state
-        self._resumed = False
-        self._entry: Frozen | None = None
+        self._skipped = self._resumed = False
+        self._turn: int | None = None  # the message of this turn; None outside of the loop
+        self._is_before_loop, self._is_start_settled, self._is_settled = True, may_skip, True
         self._head = 0  # pieces before the loop
-        self._settled: tuple[int, int, tuple[Mapping[str, object] | None, ...]] | None = None
-        self._is_settled = True
+        self._entry: Frozen | None = None
+        self._variables: Mapping[str, object] | None = None
+        self._settled: tuple[int, int, Mapping[str, Mapping[str, object]]] | None = None
 
-    def items(self, iterable: object, visible: list[object]) -> Iterator[tuple[object, object]]:
+    def restored(self, state: LoopState) -> dict[str, object]:
+        """Return the variables of ``state`` for a rendering that leaves out what stands before the loop."""
+        self._skipped = True
+        found: dict[str, object] = {name: Namespace(values) for name, values in state.carried.items()}
+        for name, value in (state.variables or {}).items():
+            found[name] = _View(self, range(value.start, len(self.messages))) if isinstance(value, _Start) else value
+        return found
+
+    def items(self, iterable: object, compared: list[object], kept: list[object]) -> Iterator[tuple[object, object]]:
         """Stand between the template's loop and its messages."""
+        self._is_before_loop = False
         self._head = len(self.pieces)
-        is_ours = isinstance(iterable, _View) and iterable.is_open
-        try:
-            self._entry = (_frozen(iterable), tuple(map(_frozen, visible))) if is_ours else None
-        except _Opaque:
-            self._entry = None
-        if not isinstance(iterable, _View) or self._entry is None:
-            loop = _Loop(self, iterable if isinstance(iterable, _View) else _View(self, range(0)))
-            yield from _all_items(iterable, loop)
+        if not isinstance(iterable, _View) or not iterable.is_open:
+            yield from self._all_items(iterable)
             return
-        spaces = [value if isinstance(value, Namespace) else None for value in visible]
+        spaces = {
+            name: value for name, value in zip(self._compared, compared, strict=True) if isinstance(value, Namespace)
+        }
+        if self._state is not None and self._skipped:
+            self._entry, self._variables = self._state.entry, self._state.variables
+            self._resumed = True
+        else:
+            try:
+                self._entry = (_frozen(iterable), tuple(map(_frozen, compared)))
+            except _Opaque:
+                self._is_settled = False
+            if self._is_start_settled and not any(isinstance(value, Namespace) for value in kept):
+                self._variables = _captured(zip([*self._compared, *self._kept], [*compared, *kept], strict=True))
+            self._resumed = self._resume(spaces, iterable.places.start)
         yield from self._turns(iterable, spaces)
 
-    def _turns(self, view: _View, spaces: list[Namespace | None]) -> Iterator[tuple[object, object]]:
-        start, end = view.places.start, len(self.messages)
+    def _resume(self, spaces: Mapping[str, Namespace], start: int) -> bool:
         state = self._state
         if (
-            state is not None
-            and start <= state.position <= end
-            and state.entry == self._entry
-            and state.head == "".join(self.pieces)
+            state is None
+            or not start <= state.position <= len(self.messages)
+            or state.entry != self._entry
+            or state.head != "".join(self.pieces)
         ):
-            self._resumed, first = True, state.position
-            for space, carried in zip(spaces, state.carried, strict=True):
-                if space is not None and carried is not None:
-                    _attributes(space).clear()
-                    _attributes(space).update(carried)
-        else:
-            first = min(start, end)
+            return False
+        for name, space in spaces.items():
+            _attributes(space).clear()
+            _attributes(space).update(state.carried[name])
+        return True
+
+    def _turns(self, view: _View, spaces: Mapping[str, Namespace]) -> Iterator[tuple[object, object]]:
+        start, end = view.places.start, len(self.messages)
+        first = self._state.position if self._resumed and self._state is not None else min(start, end)
         loop = _Loop(self, view)
         for position in range(first, end):
             self._settle(position, spaces)
-            self.turn, loop.index0 = position, position - start
+            self._turn, loop.index0 = position, position - start
             yield self.messages[position], loop
         self._settle(end, spaces)
-        self.turn = None
+        self._turn = None
 
-    def _settle(self, position: int, spaces: list[Namespace | None]) -> None:
+    def _settle(self, position: int, spaces: Mapping[str, Namespace]) -> None:
         if self._is_settled:
-            carried = tuple(None if space is None else dict(_attributes(space)) for space in spaces)
+            carried = {name: dict(_attributes(space)) for name, space in spaces.items()}
             self._settled = (position, len(self.pieces), carried)
 
     def unsettle(self) -> None:
-        """Note that this turn looked at something that more messages can change."""
-        if self.turn is not None:
+        """Note that something was looked at that more messages can change."""
+        if self._is_before_loop:
+            self._is_start_settled = False
+        elif self._turn is not None:
             self._is_settled = False
+
+    def _all_items(self, iterable: object) -> Iterator[tuple[object, object]]:
+        """Hand out every item of something that is not the conversation."""
+        items = [] if isinstance(iterable, Undefined) else list(cast("Sequence[object]", iterable))
+        loop = _Loop(self, self.view, items)
+        for loop.index0, item in enumerate(items):
+            yield item, loop
 
     def rendering(self) -> Rendering:
         """Return what came of it."""
@@ -176,17 +228,9 @@ class _Run:
             head, entry = self._state.head, self._state.entry  # the same objects, so that states in a row share them
         if self._settled is not None:
             position, at, carried = self._settled
-            if all(map(_is_portable, carried)):
-                state = LoopState(head, entry, position, carried)
+            if all(map(_is_portable, carried.values())):
+                state = LoopState(head, entry, position, carried, self._variables)
         return Rendering(head, "".join(pieces[self._head : at]), "".join(pieces[at:]), state, self._resumed)
-
-
-def _all_items(iterable: object, loop: _Loop) -> Iterator[tuple[object, object]]:
-    """Hand out every item of something that is not the conversation."""
-    items = list(cast("Sequence[object]", iterable)) if not isinstance(iterable, Undefined) else []
-    loop.fixed = items
-    for loop.index0, item in enumerate(items):
-        yield item, loop
 
 
 class _View(Sequence[object]):
@@ -207,11 +251,9 @@ class _View(Sequence[object]):
     @overload
     def __getitem__(self, key: slice) -> Sequence[object]: ...
     def __getitem__(self, key: int | slice) -> object:
-        turn = self._run.turn
-        if turn is not None:
-            is_steady = isinstance(key, int) and key >= 0 and self.is_open and key < len(self.places)
-            if not is_steady:
-                self._run.unsettle()
+        start = key if isinstance(key, int) else key.start if key.stop is None and key.step in (None, 1) else -1
+        if not (self.is_open and isinstance(start, int) and 0 <= start < len(self.places)):
+            self._run.unsettle()
         place = self.places[key]
         return _View(self._run, place) if isinstance(place, range) else self._run.messages[place]
 
@@ -250,14 +292,14 @@ class _Loop:
 
     depth, depth0 = 1, 0
 
-    def __init__(self, run: _Run, view: _View) -> None:
+    def __init__(self, run: _Run, view: _View, fixed: list[object] | None = None) -> None:
         self._run, self._view = run, view
+        self._fixed = fixed  # items that are no view of the messages
         self.index0 = 0
-        self.fixed: list[object] | None = None  # items that are no view of the messages
 
     def _items(self) -> Sequence[object]:
-        if self.fixed is not None:
-            return self.fixed
+        if self._fixed is not None:
+            return self._fixed
         places = self._view.places
         return self._run.messages[places.start :] if places.start else self._run.messages
 
@@ -301,7 +343,7 @@ class _Loop:
         return values[self.index0 % len(values)]
 
     def _count(self) -> int:
-        return len(self.fixed) if self.fixed is not None else len(self._view.places)
+        return len(self._fixed) if self._fixed is not None else len(self._view.places)
 
 
 def _frozen(value: object) -> Frozen:
@@ -341,11 +383,51 @@ def _attributes(space: Namespace) -> dict[str, object]:
     return cast("dict[str, object]", object.__getattribute__(space, "_Namespace__attrs"))
 
 
-def _names(node: nodes.Node) -> set[str]:
-    """Return every name that is read or written in ``node``, namespaces included."""
-    found = {name.name for name in node.find_all(nodes.Name)} | {ref.name for ref in node.find_all(nodes.NSRef)}
-    if isinstance(node, nodes.Name):
-        found.add(node.name)
+def _find_loop(tree: nodes.Template) -> tuple[nodes.For, list[nodes.Node]]:
+    """Return the loop over the messages and the nodes before it. Raises ``ValueError``."""
+    loops = [node for node in tree.body if isinstance(node, nodes.For)]
+    if not loops or any(True for _ in tree.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends))):
+        raise ValueError("there is no loop over the messages")
+    loop = loops[-1]
+    if loop.recursive or loop.test is not None or loop.else_ or not isinstance(loop.target, nodes.Name):
+        raise ValueError("the loop over the messages is of a kind that cannot be resumed")
+    return loop, tree.body[: tree.body.index(loop)]
+
+
+def _compile(environment: jinja2.Environment, tree: nodes.Template) -> jinja2.Template:
+    return environment.from_string(tree.set_environment(environment))  # type: ignore[arg-type]  # it takes trees too
+
+
+def _captured(variables: Iterable[tuple[str, object]]) -> Mapping[str, object] | None:
+    """Return what can be given to another rendering under the same names, ``None`` where that is not all of it.
+
+    Namespaces and what is undefined are left out: the one is carried, the other stays undefined.
+    """
+    found: dict[str, object] = {}
+    spaces: list[object] = []
+    for name, value in variables:
+        if isinstance(value, Namespace):
+            if any(value is other for other in spaces):
+                return None  # one under two names would become two
+            spaces.append(value)
+        elif isinstance(value, _View):
+            if not value.is_open:
+                return None
+            found[name] = _Start(value.places.start)
+        elif _is_portable(value):
+            found[name] = value
+        elif not isinstance(value, Undefined | Macro):
+            return None
+    return found
+
+
+def _names(*found_in: nodes.Node) -> set[str]:
+    """Return every name that is read or written in the nodes, namespaces included."""
+    found: set[str] = set()
+    for node in found_in:
+        found |= {name.name for name in node.find_all(nodes.Name)} | {ref.name for ref in node.find_all(nodes.NSRef)}
+        if isinstance(node, nodes.Name):
+            found.add(node.name)
     return found
 
 
@@ -362,9 +444,11 @@ def _assigned(node: nodes.Node) -> set[str]:
 
 
 def _is_unsteady(node: nodes.Node) -> bool:
-    """Tell whether the node does what cannot be followed: ``loop.changed`` remembers, ``random`` is."""
-    return any(True for call in node.find_all(nodes.Getattr) if call.attr == "changed") or any(
-        True for call in node.find_all(nodes.Filter) if call.name == "random"
+    """Tell whether the node does what cannot be followed: look at a clock, roll dice, remember across turns."""
+    return (
+        bool(_names(node) & _UNSTEADY_GLOBALS)
+        or any(call.attr == "changed" for call in node.find_all(nodes.Getattr))
+        or any(call.name == "random" for call in node.find_all(nodes.Filter))
     )
 
 

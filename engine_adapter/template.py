@@ -8,6 +8,7 @@ published template renders here to the same text. Templates come from strangers:
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -21,9 +22,10 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine_adapter.prompt_errors import PromptError, TemplateError
-from engine_adapter.resumption import LoopState, Rendering, open_loop, plain, render_resumable
+from engine_adapter.resumption import LoopState, Rendering, ResumableTemplate, plain
 
 TEMPLATE_FOLDER = Path(__file__).parent / "templates"
+_log = logging.getLogger(__name__)
 MODEL_TEMPLATE = "model"
 """The name under which a model's own template is selected."""
 
@@ -45,12 +47,13 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
             self._tree = environment.parse(source)
-            opened = environment.parse(source)
-            self._resumable = None
-            if open_loop(opened):
-                self._resumable = environment.from_string(opened.set_environment(environment))  # type: ignore[arg-type]
+            self._resumable: ResumableTemplate | None = None
         except jinja2.TemplateError as error:
             raise TemplateError(f"chat template {name!r} does not compile: {error}") from error
+        try:
+            self._resumable = ResumableTemplate(source, environment)
+        except ValueError as error:
+            _log.debug("chat template %s is rendered whole each time: %s", name, error)
 
     def literal_text(self) -> str:
         """Return all text that the template itself may write, joined by NUL so that no match spans two pieces."""
@@ -93,7 +96,7 @@ class ChatTemplate:
             return Rendering("", "", text, None, False)
         with _as_prompt_errors(self.name):
             variables = self._context(tools, add_generation_prompt=add_generation_prompt, **extra)
-            return render_resumable(self._resumable, messages, variables, state)
+            return self._resumable.render(messages, variables, state)
 
     def _context(self, tools: Sequence[Mapping[str, object]] | None, **extra: object) -> dict[str, object]:
         return {"tools": tools, "documents": None, **self._variables, **extra}

@@ -1,0 +1,190 @@
+"""``./bench prompt [--json FILE]``: what it costs to make block hashes of an agent's next step.
+
+For each size of context (5k, 8k and 100k tokens) and each growth (300 and 500 tokens) some agents' runs, with a tool
+call and its result a step, have just reached that size; their next steps are measured, in turn:
+
+* ``body_ms``: reading the body, which is linear in it whatever is done with it (``read_ask``).
+* ``prompt_ms``: messages to ids and routing hashes (``PromptEncoder.encode_chat_hashed``).
+* ``whole_ms``: the same without memory of conversations; ``naive_ms``: without any memory.
+
+Times are of the wall clock; with ``cpu`` in the name, the thread's own, for machines that others use as well.
+``ratios``: each context's ``prompt_ms`` to that of 5k with the same growth, and ``whole_ms`` to ``prompt_ms``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from engine_adapter.embedded.weights import ensure_default_model
+from engine_adapter.prompt import EncodedPrompt, PromptEncoder
+from gateway.protocols.openai import read_ask
+
+CONTEXTS = (5_000, 8_000, 100_000)
+GROWTHS = (300, 500)
+BLOCK_SIZE = 16
+STEPS = 4
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "read_file",
+        "description": "Return the text of a file.",
+        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+    },
+}
+_WORDS = (
+    "def",
+    "return",
+    "import",
+    "self",
+    "value",
+    "items",
+    "index",
+    "error",
+    "while",
+    "class",
+    "none",
+    "path",
+    "read",
+)
+
+
+class Agent:
+    """A scripted agent's conversation that grows by about so many tokens a step."""
+
+    def __init__(self, encoder: PromptEncoder, growth: int, seed: int) -> None:
+        self._encoder, self._growth, self._chance = encoder, growth, random.Random(seed)
+        self.messages: list[dict[str, Any]] = [
+            {"role": "system", "content": "You repair programs. " + self._text(400)},
+            {"role": "user", "content": "Find out why the test fails."},
+        ]
+
+    def step(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return a longer conversation: one more call and its result."""
+        path = f"src/part_{self._chance.randrange(10**6)}.py"
+        call_id = f"call_{self._chance.randrange(16**8):08x}"
+        call = {"name": "read_file", "arguments": json.dumps({"path": path})}
+        return [
+            *messages,
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": call_id, "type": "function", "function": call}],
+            },
+            {"role": "tool", "tool_call_id": call_id, "content": self._text((self._growth - 60) * 5 // 6)},
+        ]
+
+    def grow(self, tokens: int) -> None:
+        """Take steps, each encoded as it comes, until the prompt has so many tokens."""
+        while _prompt(self._encoder, self.messages).ids.size < tokens - self._growth:
+            self.messages = self.step(self.messages)
+
+    def _text(self, tokens: int) -> str:
+        words = [self._chance.choice(_WORDS) for _ in range(tokens * 3 // 4)]
+        lines = [" ".join(words[at : at + 8]) for at in range(0, len(words), 8)]
+        return "\n".join(f"{number:4}  {line}" for number, line in enumerate(lines))
+
+
+def measure(model_dir: Path, context: int, growth: int, agents: int) -> dict[str, Any]:
+    """Measure the next ``STEPS`` steps of several agents that have reached a context, in turn."""
+    encoder = PromptEncoder.load(model_dir, conversation_bytes=1 << 30)
+    forgetful = PromptEncoder.load(model_dir, conversation_bytes=0, memo_bytes=1 << 28)
+    naive = PromptEncoder.load(model_dir, memo_bytes=0, conversation_bytes=0)
+    runs = [Agent(encoder, growth, seed) for seed in range(agents)]
+    for agent in runs:
+        agent.grow(context)
+        forgetful.encode_chat_hashed(agent.messages, [TOOL])
+    start_tokens = _prompt(encoder, runs[0].messages).ids.size
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in ("body", "prompt", "whole", "naive")}
+    gc.collect()
+    gc.freeze()  # what stands here is the benchmark's
+    for _ in range(STEPS):
+        for agent in runs:
+            agent.messages = agent.step(agent.messages)
+            body = json.dumps({"model": "m", "messages": agent.messages, "tools": [TOOL]}).encode()
+            ask = _timed(times["body"], lambda body=body: read_ask(body, "chat"))  # type: ignore[misc]
+            prompt = _timed(times["prompt"], lambda ask=ask: _prompt(encoder, ask.messages))  # type: ignore[misc]
+            if agent in runs[:3]:
+                whole = _timed(times["whole"], lambda ask=ask: _prompt(forgetful, ask.messages))  # type: ignore[misc]
+                again = _timed(times["naive"], lambda ask=ask: _prompt(naive, ask.messages))  # type: ignore[misc]
+                assert prompt.ids.tolist() == whole.ids.tolist() == again.ids.tolist()
+                assert prompt.hashes[BLOCK_SIZE].tolist() == again.hashes[BLOCK_SIZE].tolist()
+    gc.unfreeze()
+    return {
+        "context_tokens": int(start_tokens),
+        "new_tokens": (_prompt(encoder, runs[0].messages).ids.size - start_tokens) / STEPS,
+        "messages": len(runs[0].messages),
+        "body_bytes": len(body),
+        "resumed": encoder.conversation_stats().resumed,
+        **{f"{name}_ms": _quantiles([wall for wall, _ in values]) for name, values in times.items()},
+        **{f"{name}_cpu_ms": _quantiles([own for _, own in values]) for name, values in times.items()},
+    }
+
+
+def _prompt(encoder: PromptEncoder, messages: Sequence[Mapping[str, object]]) -> EncodedPrompt:
+    return encoder.encode_chat_hashed(messages, [TOOL], seed=1, block_sizes=[BLOCK_SIZE])
+
+
+def _timed(times: list[tuple[float, float]], work: Callable[[], Any]) -> Any:
+    """Do the work; add its time on the wall clock and the thread's own, in ms."""
+    wall, own = time.perf_counter_ns(), time.thread_time_ns()
+    result = work()
+    times.append(((time.perf_counter_ns() - wall) / 1e6, (time.thread_time_ns() - own) / 1e6))
+    return result
+
+
+def _quantiles(values: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    at = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+    return {name: ordered[min(int(len(ordered) * part), len(ordered) - 1)] for name, part in at.items()}
+
+
+def run(agents: int) -> dict[str, Any]:
+    """Measure everything in one process."""
+    model_dir = ensure_default_model()
+    cases = {
+        f"{context // 1000}k+{growth}": measure(model_dir, context, growth, agents)
+        for context in CONTEXTS
+        for growth in GROWTHS
+    }
+    ratios: dict[str, float] = {}
+    for name, case in cases.items():
+        growth = name.split("+")[1]
+        small = cases[f"5k+{growth}"]
+        ratios[f"{name} to 5k+{growth}"] = case["prompt_ms"]["p50"] / small["prompt_ms"]["p50"]
+        ratios[f"{name} to 5k+{growth} cpu"] = case["prompt_cpu_ms"]["p50"] / small["prompt_cpu_ms"]["p50"]
+        ratios[f"{name} whole to resumed"] = case["whole_ms"]["p50"] / case["prompt_ms"]["p50"]
+    return {
+        "benchmark": "prompt",
+        "agents": agents,
+        "steps": STEPS,
+        "versions": {"python": platform.python_version(), **{n: version(n) for n in ("tokenizers", "jinja2", "numpy")}},
+        "cases": cases,
+        "ratios": ratios,
+    }
+
+
+def main(argv: list[str]) -> int:
+    """Run the benchmark and print what it measured."""
+    parser = argparse.ArgumentParser(prog="./bench prompt", description="Messages to ids and block hashes.")
+    parser.add_argument("--agents", type=int, default=25, help="agents in each case (default 25)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there as well")
+    args = parser.parse_args(argv)
+    text = json.dumps(run(args.agents), indent=2)
+    print(text)
+    if args.json is not None:
+        args.json.write_text(text + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
