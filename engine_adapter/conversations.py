@@ -68,6 +68,7 @@ class Conversation:
     variables: Mapping[str, object]
     guard: str
     cut: str
+    has_markers: bool
     ids: Ids
     points: tuple[Point, ...]
     hashes: Mapping[HashKey, Hashes]

@@ -58,6 +58,8 @@ class EncodedPrompt:
 
     ids: Ids
     hashes: Mapping[int, Hashes]
+    has_markers: bool
+    """Something in the messages or tools spells a control token; another encoder may take it for one."""
 
 
 class PromptEncoder:
@@ -154,7 +156,7 @@ class PromptEncoder:
         if content is not None and rendered.state is not None and (base is None or base.point.messages < len(messages)):
             chains = {**old, **{(seed, size): chain for size, chain in hashes.items()}}
             self._conversations.keep(content, _grown(content, guarded, rendered.state, tokens, chains, base), known)
-        return EncodedPrompt(tokens.ids, hashes)
+        return EncodedPrompt(tokens.ids, hashes, tokens.has_markers)
 
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of a raw prompt as the model's tokenizer makes them: control tokens in it count as such."""
@@ -231,7 +233,8 @@ class PromptEncoder:
         old_count = point.tokens if point is not None else 0
         ids = np.concatenate([base.conversation.ids[:old_count], new]) if base is not None else new
         seal = encoded.seal
-        return _Tokens(ids, old_count, old_count + seal.tokens, seal.token, text[seal.chars : settled])
+        has_markers = (base is not None and base.conversation.has_markers) or guarded.guard in rendering.text
+        return _Tokens(ids, old_count, old_count + seal.tokens, seal.token, text[seal.chars : settled], has_markers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +258,7 @@ class _Tokens:
     sealed: int
     seal: str
     open_text: str
+    has_markers: bool
 
 
 def _content(
@@ -295,6 +299,7 @@ def _grown(
         variables=guarded.variables,
         guard=guarded.guard,
         cut=guarded.cut,
+        has_markers=tokens.has_markers,
         ids=tokens.ids[: tokens.sealed],
         points=(*earlier, point)[-MAX_POINTS:],
         hashes={key: chain[: tokens.sealed // key[1]] for key, chain in newest},

@@ -160,8 +160,14 @@ class SegmentEncoder:
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Encode one text without offsets, which takes about two thirds of the time, and without holding the GIL."""
-    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    """Encode one text without offsets, which takes about two thirds of the time, and without holding the GIL.
+
+    Raises ``PromptError`` for a lone surrogate.
+    """
+    try:
+        ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    except TypeError:  # what the library says of a string that is no Unicode text
+        raise PromptError("half of a surrogate pair is no text") from None
     return ids
 
 

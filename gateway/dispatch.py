@@ -44,7 +44,9 @@ class Dispatcher:
         instances = self._fleet.serving(model)
         tokens = prompt.tokens if prompt is not None else body_bytes // BYTES_PER_TOKEN
         views = self._views(instances, prompt, tokens)
-        decision = decide(views, tokens, self._policy, self._chance, hashed=prompt is not None, without=tried)
+        decision = decide(
+            views, tokens, self._policy, self._chance, hashed=prompt is not None and prompt.is_exact, without=tried
+        )
         if decision is None:
             return None
         chosen = next(instance for instance in instances if instance.id == decision.instance)

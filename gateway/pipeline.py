@@ -38,7 +38,7 @@ from gateway.recorder import Recorder
 from gateway.relay import ClientGone, Reply
 from gateway.spending import Spending
 from tracing.messages import MessageChain, message_chain, new_tool_result_ids, tool_result_ids
-from tracing.record import Outcome
+from tracing.record import Outcome, UsageSource
 from tracing.runs import RunEvidence, RunLinker
 
 _log = logging.getLogger(__name__)
@@ -146,7 +146,8 @@ class Pipeline:
             self._dispatcher.block_sizes(admitted.model),
             len(admitted.body),
         )
-        draft.prompt_tokens = None if prompt is None else prompt.tokens
+        draft.prompt_tokens = prompt.tokens if prompt is not None and prompt.is_counted else None
+        draft.counts_checked = draft.counts_checked and prompt is not None and prompt.is_comparable
         if self._spending is not None:
             await self._spending.admit(draft, admitted.ask, len(admitted.body))
         tried: frozenset[str] = frozenset()
@@ -216,5 +217,8 @@ class Pipeline:
         if draft.link is not None and draft.outcome is not Outcome.OK:
             self._linker.unanswered(draft.link, draft.request_id, key_id=draft.identity.key_id)
         record = self._recorder.close(draft)
+        counted = record.gateway_prompt_tokens
+        if draft.counts_checked and counted is not None and record.usage.source is UsageSource.ENGINE:
+            self._prompts.answered(draft.served_model or draft.model, agrees=counted == record.usage.prompt_tokens)
         if self._spending is not None:
             self._spending.settle(draft, record)

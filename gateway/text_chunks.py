@@ -1,0 +1,41 @@
+"""Affinity by text, for prompts whose token ids cannot be known here: no tokenizer, media, a template by the client.
+
+The conversation's bytes are hashed in chunks of about a block's length, chained like blocks. Requests with the same
+beginning share leading chunks and so find each other's instance. The hashes match nothing that an engine announces, and
+say nothing of what it holds: whoever uses them must call the decision inexact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+import msgspec
+import numpy as np
+
+from kvstore.block import routing_hash_array, routing_seed
+
+BYTES_PER_TOKEN = 4
+"""A rough mean over languages and tokenizers; it makes a chunk about as long as a block."""
+
+_ADAPTER = "\0text-chunks"  # keeps these hashes apart from those of token ids; no adapter can be named so
+_encoder = msgspec.msgpack.Encoder()
+
+
+def conversation_bytes(messages: Sequence[Mapping[str, object]] | None, tools: object, prompt: object) -> bytes | None:
+    """Return what a prompt says, in the order in which models read it; ``None`` where that has no bytes.
+
+    A longer conversation's bytes begin with a shorter one's.
+    """
+    try:
+        items = [tools, *messages] if messages is not None else [prompt]
+        return b"".join(map(_encoder.encode, items))
+    except (UnicodeEncodeError, OverflowError, TypeError, RecursionError):
+        return None
+
+
+def chunk_hashes(data: bytes, block_sizes: Iterable[int], model: str, salt: str | None) -> Mapping[int, Sequence[int]]:
+    """Return one chained hash for each full chunk of ``4 * size`` bytes, for each block size. O(bytes)."""
+    words = cast("Sequence[int]", np.frombuffer(data, "<u4", count=len(data) // BYTES_PER_TOKEN))
+    seed = routing_seed(model, _ADAPTER, salt)
+    return {size: cast("Sequence[int]", routing_hash_array(words, size, seed)) for size in block_sizes}
