@@ -74,8 +74,8 @@ class LlamaModel:
         x = self.embedding[torch.tensor(ids).to(self.device)]
         cos, sin = self._cos[positions].to(self.device), self._sin[positions].to(self.device)
         for index, layer in enumerate(self.layers):
-            x = x + self._attention(plan, index, layer, x, cos, sin)
-            x = x + self._mlp(layer, x)
+            x += self._attention(plan, index, layer, x, cos, sin)
+            x += self._mlp(layer, x)
         rows = _sampled_rows(plan)
         return self.head(self._rms_norm(x[rows.to(self.device)], self.norm))
 
@@ -96,7 +96,7 @@ class LlamaModel:
 
     def _mlp(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
         gate, up = layer.gate_up(self._rms_norm(x, layer.mlp_norm)).chunk(2, -1)
-        return layer.down(functional.silu(gate) * up)
+        return layer.down(functional.silu(gate).mul_(up))
 
     def _rms_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(x, weight.shape, weight, self.config.norm_eps)

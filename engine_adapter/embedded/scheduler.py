@@ -19,10 +19,12 @@ from dataclasses import dataclass, field
 from engine_adapter.embedded.cache import Admission, PageCache
 from engine_adapter.embedded.sequence import Sequence
 
+_STRETCH = 4  # a prompt's last tokens, up to a fourth of the budget, join a step that is full: another one costs more
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
-    """The limits of a step."""
+    """The limits of a step, which a prompt that ends in it may stretch by a fourth."""
 
     max_running: int
     step_tokens: int  # tokens of a step in which nobody decodes
@@ -118,11 +120,13 @@ class Scheduler:
         if not prefills:
             return
         budget = self.options.mixed_tokens if step.chunks else self.options.step_tokens
+        stretch = budget // _STRETCH
         oldest, *others = prefills
         shares = {oldest: min(oldest.remaining, budget if not others else -(-budget // 2))}
         budget -= shares[oldest]
         for sequence in sorted(others, key=lambda s: s.remaining):
             shares[sequence] = min(sequence.remaining, budget)
             budget -= shares[sequence]
-        shares[oldest] += min(oldest.remaining - shares[oldest], budget)
+        rest = oldest.remaining - shares[oldest]
+        shares[oldest] += rest if rest <= budget + stretch else budget
         step.chunks += [(sequence, tokens) for sequence, tokens in shares.items() if tokens]
