@@ -2,19 +2,20 @@
 
 Engines' own frames (``engine_adapter.wire_events``) and our tiers' changes both become these values; the index folds
 them in order of sequence numbers. ``hashes`` are the source's own names for its blocks; the index translates them by
-``token_ids``, so that any hash function of any engine will do.
+``token_ids``, so that any hash function of any engine will do. Sequences of numbers may be tuples or ``array``s: making
+a Python integer of every token would be most of what an event costs, so the decoder doesn't.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from kvstore.page import Tier
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksStored:
+class BlocksStored(msgspec.Struct, frozen=True):
     """A chain of blocks became readable in ``tier``. ``len(token_ids) == len(hashes) * block_size``."""
 
     hashes: Sequence[int]
@@ -26,16 +27,14 @@ class BlocksStored:
     adapter: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksRemoved:
+class BlocksRemoved(msgspec.Struct, frozen=True):
     """These blocks are no longer readable in ``tier``."""
 
     hashes: Sequence[int]
     tier: Tier
 
 
-@dataclass(frozen=True, slots=True)
-class TierCleared:
+class TierCleared(msgspec.Struct, frozen=True):
     """Nothing is readable any more in ``tiers`` (an engine's flush covers its device and host)."""
 
     tiers: tuple[Tier, ...]
@@ -44,8 +43,7 @@ class TierCleared:
 KvEvent = BlocksStored | BlocksRemoved | TierCleared
 
 
-@dataclass(frozen=True, slots=True)
-class EventBatch:
+class EventBatch(msgspec.Struct, frozen=True):
     """What a source published at once. ``sequence`` starts at 0 in every life of the publisher and grows by one."""
 
     sequence: int

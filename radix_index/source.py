@@ -108,9 +108,11 @@ class SourceFold:
         elif not self._accepts(event.block_size):
             self.stats.ignored["block size"] += 1
         else:
-            waiting = [event]
+            waiting = self._store_chain(event, holder)
             while waiting:
-                waiting += self._store_chain(waiting.pop(), holder)
+                orphan = waiting.pop()
+                if (own_holder := self._holder(orphan.tier)) is not None:
+                    waiting += self._store_chain(orphan, own_holder)
 
     def _accepts(self, block_size: int) -> bool:
         if block_size == self.block_size:

@@ -72,7 +72,7 @@ def test_a_subscriber_gets_every_event_in_order(
     assert [batch.sequence for batch in received] == list(range(received[0].sequence, sent + 1))
     stored, removed = received[-1].events
     assert isinstance(stored, BlocksStored)
-    assert (stored.tier, stored.salt, stored.token_ids) == (Tier.DISK, "s", TOKENS)
+    assert (stored.tier, stored.salt, tuple(stored.token_ids)) == (Tier.DISK, "s", TOKENS)
     unsigned = [name % 2**64 for name in HASHES]
     assert [name % 2**64 for name in stored.hashes] == unsigned
     assert isinstance(removed, BlocksRemoved)

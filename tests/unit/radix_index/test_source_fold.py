@@ -181,6 +181,16 @@ def test_orphans_wait_for_their_parent_and_then_count(index: PrefixIndex) -> Non
     assert fold.orphans.blocks == 0
 
 
+def test_an_orphan_keeps_its_own_tier_and_holder(index: PrefixIndex) -> None:
+    fold = SourceFold(index, "a", model=MODEL, block_size=4, pool="p")
+    SourceFold(index, "b", model=MODEL, block_size=4, pool="p")
+    parent = content_hashes(list(range(4)), 4)[0]
+    fold.apply(batch(chain(range(4, 8), parent=parent, tier=Tier.POOL), chain(range(4, 8), parent=parent)))
+    fold.apply(batch(chain(range(4), tier=Tier.POOL)))
+    assert held(index, range(8), "b") == (0, 0, 0, 2)
+    assert held(index, range(8), "a") == (1, 0, 0, 1)
+
+
 def test_an_orphan_that_was_removed_meanwhile_never_counts(index: PrefixIndex) -> None:
     fold = SourceFold(index, "a", model=MODEL, block_size=4)
     digests = content_hashes(list(range(16)), 4)
