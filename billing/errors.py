@@ -7,6 +7,7 @@
     ├── CaseFileError         a file of worked examples that cannot be read
     ├── ReportError           a report that was asked for by a name that there is none of
     ├── CorrectionError       a correction that cannot be computed: no price, another currency
+    ├── ReconcileError        what the ledger should be compared with cannot be read
     ├── PeriodError           a period that cannot be closed: closed already, or not over
     ├── BudgetExceeded        a request would go over a budget, or the budget cannot be judged and denies by its policy
     ├── BudgetStoreError      the store of budgets cannot be asked, or forgot what it had counted
@@ -41,6 +42,10 @@ class ReportError(BillingError):
 
 class CorrectionError(BillingError):
     """A correction cannot be computed."""
+
+
+class ReconcileError(BillingError):
+    """What the ledger should be compared with cannot be read."""
 
 
 class PeriodError(BillingError):

@@ -103,7 +103,7 @@ class Ledger:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._journal_dir.mkdir(mode=0o700, exist_ok=True)
             self._connection = schema.connect(self.path)
-            self._adopt()
+            self._adopt_at_start()
             self._segment = self._new_segment()
         except (OSError, sqlite3.Error) as error:
             raise LedgerError(f"ledger {self.path} cannot be opened: {error}") from error
@@ -378,6 +378,13 @@ class Ledger:
                 pass
         except (sqlite3.Error, LedgerError) as error:
             self._failed(error)
+
+    def _adopt_at_start(self) -> None:
+        """Import what there is, unless others keep the database busy: then the writer does it when it can."""
+        try:
+            self._adopt()
+        except sqlite3.OperationalError as error:
+            log.warning("ledger %s: journals of dead processes are imported later: %s", self.path, error)
 
     def _adopt(self) -> None:
         """Import the journals of dead processes. A file goes only after its rows are committed.

@@ -14,6 +14,7 @@ COMMANDS = {
     "check": "validate the settings and try every connection they name",
     "demo": "run a real agent through a gateway with two embedded engines and show what happened",
     "report": "show what was spent and saved, from the ledger",
+    "reconcile": "compare the ledger with engines and invoices",
     "ledger": "verify the ledger, close periods, post corrections",
     "trace": "list, show and export agent runs, from the trace store",
     "prices": "check and show price books",

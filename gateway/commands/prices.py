@@ -9,7 +9,9 @@ from pathlib import Path
 
 from billing.cases import load_cases, render_results, run_case
 from billing.errors import BillingError
+from billing.price_diff import diff
 from billing.price_file import PriceEntry
+from billing.price_import import import_genai_prices
 from billing.prices import PriceBook
 from billing.rates import PRICE_DECIMALS, NoPrice
 from gateway.commands.report import parse_moment
@@ -28,6 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--team", help="… from this team")
     show.add_argument("--region", help="… in this region")
     show.add_argument("--service-tier", help="… in this service tier")
+    diff_ = actions.add_parser("diff", help="say what differs between two price books; exit 1 if anything does")
+    diff_.add_argument("before", type=Path, metavar="BEFORE")
+    diff_.add_argument("after", type=Path, metavar="AFTER")
+    import_ = actions.add_parser("import", help="print a price book made of the public data set genai-prices")
+    import_.add_argument("provider", metavar="PROVIDER", help="openai, anthropic, google, deepseek …")
     cases = actions.add_parser("verify-cases", help="price worked examples; exit 0 only if all agree to the last digit")
     cases.add_argument("file", type=Path, metavar="FILE", help="JSON, as described in billing/cases.py")
 
@@ -40,6 +47,10 @@ def run(args: argparse.Namespace) -> int:
                 return _check(args.files)
             case "show":
                 return _show(args)
+            case "diff":
+                return _diff(args.before, args.after)
+            case "import":
+                return _import(args.provider)
             case _:
                 return _verify_cases(args.file)
     except BillingError as error:
@@ -83,6 +94,27 @@ def _show(args: argparse.Namespace) -> int:
     print(card.rule)
     for name, rate in card.rates.items():
         print(f"  {name:<12} {_decimal(rate)}")
+    return 0
+
+
+def _diff(before: Path, after: Path) -> int:
+    lines = diff(PriceBook.load(before), PriceBook.load(after))
+    for line in lines:
+        print(line)
+    return 1 if lines else 0
+
+
+def _import(provider: str) -> int:
+    try:
+        imported = import_genai_prices(provider)
+    except ImportError:
+        print("keepwarm prices: this needs the extra 'prices': pip install 'keepwarm[prices]'", file=sys.stderr)
+        return 1
+    book = PriceBook.from_toml(imported.toml, f"genai-prices {provider}")
+    for line in imported.left_out:
+        print(f"left out: {line}", file=sys.stderr)
+    print(f"{imported.models} models, {len(book.file.price)} prices, version {book.version}", file=sys.stderr)
+    print(imported.toml)
     return 0
 
 

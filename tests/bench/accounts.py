@@ -4,7 +4,7 @@
 store each: answers, aborts, refusals, failures, failovers of two attempts, retries of the same request id, unknown
 prices. Workers are killed with SIGKILL at random moments, again and again, and started anew where they stopped; what
 was in flight then has a row that says so. At the end every sum is computed in every way there is and compared exactly;
-every tenth request has a trace, whose amount is compared with its row's. What a request costs is a function of its
+one request in ten has a trace, whose amount is compared with its row's. What a request costs is a function of its
 number, so what the ledger must hold is computed apart from it as well.
 """
 
@@ -76,8 +76,10 @@ def worker(folder: Path, first: int, last: int, step: int) -> None:
                 ledger.append(record)  # a retry that came through twice
             if number % 10 < step:
                 traces.append(record)
-            if number % 256 < step:
+            if number % 4096 < step:  # no faster than the disk takes it
                 traces.flush(60)
+                assert ledger.flush(300)
+            if number % 256 < step:
                 os.write(1, b"%d\n" % (number - IN_FLIGHT * step))
         while flying:
             ledger.append(flying.popleft())
