@@ -276,10 +276,10 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     runs, quick = options.runs, options.quick
     ours = match_times(RadixIndex, SHAPES, runs)
     naive = match_times(NaiveIndex, ("prefixes",), max(1, runs // 20))["prefixes"]
-    apply = {size: apply_rate(RadixIndex, size, 200 if quick else 2000, 3 if quick else 7) for size in (1, 16, 64)}
+    apply = {size: apply_rate(RadixIndex, size, 300, 3 if quick else 40) for size in (1, 16, 64)}
     naive_apply = apply_rate(NaiveIndex, 16, 200, 2)
     plain = match_times(uncompiled, ("prefixes",), runs)["prefixes"]
-    plain["apply_blocks_per_s"] = apply_rate(uncompiled, 16, 400, 3)["best"]
+    plain["apply_blocks_per_s"] = apply_rate(uncompiled, 16, 300, 3)["best"]
     blocks = 200_000 if quick else options.blocks
     memory, naive_memory = alone(measure_memory, "ours", blocks), alone(measure_memory, "naive", 200_000)
     peers: dict[str, object] = {
