@@ -13,6 +13,7 @@ from billing.errors import BillingError, ReportError
 from billing.focus import FocusOptions, export
 from billing.focus_check import focus_faults
 from billing.ledger_read import LedgerReader, RowFilter
+from billing.report_html import render_html
 from billing.reports import DIMENSIONS, format_money, render_csv, render_json, render_table
 from billing.verify import verify_ledger
 from gateway.errors import SettingsError
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--csv", action="store_true", help="print CSV")
+    form.add_argument("--html", action="store_true", help="print a page with charts")
     form.add_argument("--focus", action="store_true", help="print a FOCUS 1.2 Cost and Usage dataset (CSV)")
     parser.add_argument("--detail", action="store_true", help="--focus: a line for each run")
     parser.add_argument("--currency", metavar="CODE", help="--focus: which, where the ledger holds several")
@@ -93,6 +95,8 @@ def _report(args: argparse.Namespace) -> int:
         report = reader.report([name for name in args.by.split(",") if name], where)
     if args.json:
         print(render_json(report))
+    elif args.html:
+        print(render_html(report, f"keepwarm report by {args.by}" if args.by else "keepwarm report"), end="")
     elif args.csv:
         print(render_csv(report), end="")
     else:

@@ -10,6 +10,7 @@ import pytest
 
 from billing.errors import ReportError
 from billing.prices import PriceBook
+from billing.report_html import render_html
 from billing.reports import DIMENSIONS, build_report, format_money, render_csv, render_json, render_table
 from billing.row import LedgerRow, row_of
 from tests.samples.billed import altered, billed, many, unpriced
@@ -103,3 +104,16 @@ def test_an_empty_ledger_gives_an_empty_report() -> None:
     report = build_report([], ("model",))
     assert render_table(report).startswith("model")
     assert json.loads(render_json(report)) == {"by": ["model"], "groups": [], "totals": []}
+
+
+def test_the_page_has_every_number_and_runs_nothing(rows: list[LedgerRow]) -> None:
+    report = build_report(rows, ("team", "agent"))
+    page = render_html(report, "spring <b>")
+    for group in (*report.groups, *report.totals):
+        assert format_money(group.sums.amount_nano) in page
+        assert format_money(group.sums.saved_nano) in page
+    assert page.count("<rect") == 2 * len(report.groups)
+    assert "spring &lt;b&gt;" in page
+    hostile = altered(billed(1, PriceBook.default()), labels={"agent": "<script>alert(1)</script>"})
+    assert "<script" not in render_html(build_report([row_of(hostile)], ("agent",)), "t")
+    assert "<svg" not in render_html(build_report([], ("team",)), "t")
