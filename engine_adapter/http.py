@@ -154,5 +154,5 @@ async def get_json(
                 response.close()
     except TimeoutError:
         raise UpstreamBroken(f"{url} is silent for {timeout_s:g} s") from None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         raise UpstreamError(f"{url} does not answer a JSON object") from None

@@ -35,7 +35,7 @@ from gateway.fleet import Fleet, HealthOptions, Instance
 from gateway.flights import Flights
 from gateway.gauges import StateCollector
 from gateway.home import claimed
-from gateway.http import Edge, EdgeOptions, make_app
+from gateway.http import Edge, EdgeOptions, make_app, protocol_log
 from gateway.identity import KeyRing
 from gateway.ledger_metrics import LedgerCollector
 from gateway.models import ModelDirectory
@@ -188,7 +188,14 @@ async def _drain(flights: Flights, settings: Settings, stop_listening: Callable[
 
 @asynccontextmanager
 async def _listening(app: web.Application, settings: Settings) -> AsyncIterator[tuple[str, Callable[[], object]]]:
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_LAST_WORDS_S)
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=_LAST_WORDS_S,
+        auto_decompress=False,  # it would run on the loop, without a limit; the edge refuses what is compressed
+        logger=protocol_log,
+    )
     await runner.setup()
     host, port = settings.server.host, settings.server.port
     assert runner.server is not None

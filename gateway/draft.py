@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from tracing.record import (
     Usage,
     UsageSource,
 )
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,128})?", re.ASCII)
 
 
 @dataclass(slots=True)
@@ -136,6 +139,15 @@ class Draft:
 
 
 def labels_of(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the bounded labels that a client may give a step."""
+    """Return the bounded labels that a client may give a step, as text that can be stored and shown.
+
+    Header bytes that are no UTF-8 arrive as lone surrogates, which no JSON and no database takes.
+    """
     name = headers.get("x-keepwarm-step-name")
-    return {"step_name": name[:64]} if name else {}
+    return {"step_name": "".join(c if c.isprintable() else "\ufffd" for c in name[:64])} if name else {}
+
+
+def traceparent_of(headers: Mapping[str, str]) -> str | None:
+    """Return the trace that the client says it is part of; anything malformed counts as none (W3C trace context)."""
+    value = headers.get("traceparent", "")
+    return value if _TRACEPARENT.fullmatch(value) else None

@@ -7,6 +7,7 @@ GatewayError               a request ends with ``status`` and a class that the c
 ├── NotFound               404: no such path, model, run or instance
 ├── MethodNotAllowed       405
 ├── BodyTooLarge           413
+├── UnsupportedEncoding    415: a compressed body
 ├── OverBudget             429: a budget has no room, or cannot be judged; ``retry_after_s``
 ├── NoInstance             503: no healthy instance serves the model; ``retry_after_s``
 ├── Draining               503: the gateway is going down
@@ -70,6 +71,12 @@ class BodyTooLarge(GatewayError):
     """The body is over the cap; it was neither read to its end nor cut short."""
 
     status, kind, code = 413, "invalid_request_error", "body_too_large"
+
+
+class UnsupportedEncoding(GatewayError):
+    """The body is compressed: a megabyte of it may be a gigabyte, and engines get the client's bytes as they are."""
+
+    status, kind, code = 415, "invalid_request_error", "unsupported_encoding"
 
 
 class OverBudget(GatewayError):

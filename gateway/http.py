@@ -8,8 +8,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
 
-from gateway.errors import BadRequest, BodyTooLarge, GatewayError, MethodNotAllowed, NotFound, Unauthorized
+from gateway.errors import (
+    BadRequest,
+    BodyTooLarge,
+    GatewayError,
+    MethodNotAllowed,
+    NotFound,
+    Unauthorized,
+    UnsupportedEncoding,
+)
 from gateway.identity import KeyRing
 from gateway.models import ModelDirectory
 from gateway.pipeline import Arrival, Pipeline
@@ -17,6 +26,22 @@ from gateway.protocols.openai import error_body
 from gateway.relay import ClientGone
 
 _log = logging.getLogger(__name__)
+
+
+class _WithoutContent(logging.Filter):
+    """Makes a line of each malformed request that says nothing of it: a broken header may hold a key."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            record.msg, record.args = "a client's HTTP is malformed: %s", (type(error).__name__,)
+            record.exc_info, record.levelno, record.levelname = None, logging.INFO, "INFO"
+        return True
+
+
+protocol_log = logging.getLogger(f"{__name__}.protocol")
+"""For aiohttp's server, which would log the client's bytes."""
+protocol_log.addFilter(_WithoutContent())
 
 PIPELINE_PATHS = {"/chat/completions": "chat", "/completions": "completions"}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -106,6 +131,8 @@ class Edge:
     async def _read(self, request: web.Request) -> bytes:
         cap = self._options.body_cap_bytes
         too_large = BodyTooLarge(f"the body is over the limit of {cap} bytes")
+        if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() not in ("", "identity"):
+            raise UnsupportedEncoding("the body must not be compressed")
         if (request.content_length or 0) > cap:
             raise too_large
         try:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from engine_adapter.errors import ConnectFailed
 from gateway.attempt import LONG_BODY_BYTES, Attempter, Refused
 from gateway.dispatch import Dispatcher
-from gateway.draft import Draft, labels_of
+from gateway.draft import Draft, labels_of, traceparent_of
 from gateway.errors import BadRequest, Draining, GatewayError, NoInstance, UpstreamUnusable
 from gateway.flights import Flights
 from gateway.identity import Caller, KeyRing, effective_salt
@@ -109,7 +109,7 @@ class Pipeline:
         draft = Draft(
             request_id=f"req-{secrets.token_hex(12)}",
             endpoint=arrival.endpoint,
-            traceparent=arrival.headers.get("traceparent"),
+            traceparent=traceparent_of(arrival.headers),
             labels=labels_of(arrival.headers),
         )
         try:

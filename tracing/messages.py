@@ -132,5 +132,5 @@ def _arguments(arguments: object) -> object:
         return arguments
     try:
         return _DECODER.decode(arguments)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return arguments

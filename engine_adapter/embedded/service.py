@@ -7,7 +7,7 @@ by the event loop. A ``Generation`` that is left early, for whatever reason, is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -94,6 +94,8 @@ class EngineService:
         self.engine, self.encoder, self.metrics = engine, encoder, metrics
         self._compiler = compiler
         self._token_bytes = TokenBytes(encoder.tokenizer)
+        longest = max((len(self._token_bytes[i]) for i in range(encoder.vocab_size)), default=1)
+        self._most_chars = engine.max_model_len * max(longest, 1)
         self._encoding = ThreadPoolExecutor(1, thread_name_prefix="encode")
 
     @asynccontextmanager
@@ -131,11 +133,26 @@ class EngineService:
             self.engine.abort(call.request_id)
 
     async def encode(self, prompt: str | Sequence[Json], tools: Sequence[Json] | None = None) -> list[int]:
-        """Return a prompt's ids. Raises ``PromptError``. Never blocks the event loop."""
+        """Return a prompt's ids. Raises ``PromptError`` and ``RequestError``. Never blocks the event loop.
+
+        A text that cannot fit, whatever its tokens are, is refused unread: others wait for the thread that reads it.
+        """
         loop = asyncio.get_running_loop()
-        if isinstance(prompt, str):
-            return await loop.run_in_executor(self._encoding, self.encoder.encode_text, prompt)
-        return await loop.run_in_executor(self._encoding, self.encoder.encode_chat, prompt, tools)
+        is_text = isinstance(prompt, str)
+        chars = text_chars(prompt if is_text else [prompt, tools])
+        if chars > self._most_chars:
+            limit = self.engine.max_model_len
+            raise RequestError(
+                f"{chars} characters are more than {limit} tokens can hold",
+                param="prompt" if is_text else "messages",
+                code="context_length_exceeded",
+            )
+        try:
+            if isinstance(prompt, str):
+                return await loop.run_in_executor(self._encoding, self.encoder.encode_text, prompt)
+            return await loop.run_in_executor(self._encoding, self.encoder.encode_chat, prompt, tools)
+        except RecursionError:
+            raise RequestError("the messages are nested too deeply", param="messages") from None
 
     async def warm_up(self, call: Call) -> None:
         """Answer ``call`` once, and make the grammar compiler's vocabulary: what would slow the first request down.
@@ -152,3 +169,18 @@ class EngineService:
         """Stop the threads of encoding and compiling. Idempotent."""
         self._encoding.shutdown(wait=False, cancel_futures=True)
         self._compiler.close()
+
+
+def text_chars(value: object) -> int:
+    """Return how many characters the strings in decoded JSON have, names of members included. O(values)."""
+    chars, left = 0, [value]
+    while left:
+        item = left.pop()
+        if isinstance(item, str):
+            chars += len(item)
+        elif isinstance(item, Mapping):
+            chars += sum(map(len, item))
+            left.extend(item.values())
+        elif isinstance(item, Sequence):
+            left.extend(item)
+    return chars

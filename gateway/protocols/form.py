@@ -20,6 +20,10 @@ from json.decoder import scanstring  # type: ignore[attr-defined]  # public in t
 _SPACE = re.compile(r"[ \t\n\r]*")
 _KEEP = object()
 MAX_MEMBERS = 4096
+MAX_DEPTH = 128
+"""Containers within a body, as many as serde_json allows: whatever walks a body later must not run out of stack."""
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 LONG_CHARS = 1 << 18
 """In texts longer than this, arrays are read element by element, so that a thread that reads one lets others run."""
 
@@ -99,12 +103,43 @@ def _printed(value: object) -> str:
 
 
 def scan(body: bytes) -> Form:
-    """Read a body. Raises ``FormError`` for text that is not UTF-8, not JSON, or not an object."""
+    """Read a body. Raises ``FormError`` for text that is not UTF-8, not JSON, or not an object.
+
+    It is stricter than ``json.loads`` in what nothing behind it could store or encode: half a surrogate pair, and more
+    than ``MAX_DEPTH`` levels.
+    """
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
         raise FormError(f"the body is not UTF-8 (byte {error.start})") from None
-    return scan_text(text)
+    form = scan_text(text)
+    values = [member.value for member in form.members]
+    if text.count("[") + text.count("{") > MAX_DEPTH and _is_deep(values):
+        raise FormError("the body is nested too deeply")
+    if _SURROGATE.search(text) is not None:
+        _refuse_half_pairs([[member.name for member in form.members], values])
+    return form
+
+
+def _is_deep(values: list[object]) -> bool:
+    level = [value for value in values if isinstance(value, dict | list)]
+    for _ in range(MAX_DEPTH):
+        if not level:
+            return False
+        level = [
+            value
+            for outer in level
+            for value in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(value, dict | list)
+        ]
+    return bool(level)
+
+
+def _refuse_half_pairs(values: object) -> None:
+    try:
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise FormError("an escape is half of a surrogate pair") from None
 
 
 def scan_text(text: str, start: int = 0, *, whole: bool = True) -> Form:

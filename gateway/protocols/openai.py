@@ -22,6 +22,7 @@ MAX_REMEMBERED_CHARS = 1 << 20
 """An answer longer than this isn't remembered for linking the request that will quote it."""
 
 MAX_CALLS = 256
+MAX_MODEL_CHARS = 256
 _OUTPUT_MEMBERS = ("content", "tool_calls", "reasoning_content", "reasoning")
 DONE = b"[DONE]"
 DONE_EVENT = event_of(DONE)
@@ -53,6 +54,8 @@ def read_ask(body: bytes, endpoint: str) -> Ask:
     model, stream, salt = values.get("model"), values.get("stream"), values.get("cache_salt")
     if not isinstance(model, str) or not model:
         raise BadRequest("you must provide a model parameter", param="model", code="missing_model")
+    if len(model) > MAX_MODEL_CHARS:
+        raise BadRequest(f"the model's name is longer than {MAX_MODEL_CHARS} characters", param="model")
     if stream is not None and not isinstance(stream, bool):
         raise BadRequest("'stream' must be true or false", param="stream")
     if salt is not None and not isinstance(salt, str):
@@ -114,7 +117,7 @@ def engine_error_body(status: int, body: bytes) -> bytes:
     """
     try:
         answer = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         answer = None
     if isinstance(answer, dict):
         if isinstance(answer.get("error"), dict):
@@ -228,7 +231,7 @@ class AnswerReader:
             return event, False
         try:
             chunk = msgspec.json.decode(data)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return event, False
         if not isinstance(chunk, dict):
             return event, False
@@ -242,7 +245,7 @@ class AnswerReader:
         """Take a whole answer; return what the client gets of it."""
         try:
             answer = msgspec.json.decode(body)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return body
         if not isinstance(answer, dict):
             return body

@@ -231,6 +231,9 @@ BAD_BODIES: list[tuple[dict[str, Any], str | None]] = [
     ({"messages": QUESTION, "tools": [ADD], "tool_choice": {"function": {"name": "sub"}}}, "tool_choice"),
     ({"messages": [{"role": "root", "content": "x"}]}, "messages"),
     ({"messages": []}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "word " * 300_000}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": json.loads("[" * 500 + "]" * 500)}]}, "messages"),
+    ({"messages": QUESTION, "tools": [{**ADD, "more": json.loads("[" * 500 + "]" * 500)}]}, "messages"),
     ({}, None),
 ]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import json
+import logging
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -146,9 +148,12 @@ async def test_a_huge_prompt_goes_through_byte_for_byte(client: Client, engine: 
         (b'{"model":"m","stream":"yes"}', 400, "invalid_request", "stream"),
         (b'{"model":"m","cache_salt":1}', 400, "invalid_request", "cache_salt"),
         (b'{"model":"unheard-of"}', 404, "model_not_found", "model"),
+        (b'{"model":"' + b"m" * 257 + b'"}', 400, "invalid_request", "model"),
+        (rb'{"model":"m","messages":[{"role":"user","content":"\ud800"}]}', 400, "invalid_json", None),
+        (b'{"model":"m","messages":[{"role":"user","x":' + b"[" * 500 + b"]" * 500 + b"}]}", 400, "invalid_json", None),
         (b'{"model":"m","x":"' + b"y" * 4000 + b'"}', 413, "body_too_large", None),
     ],
-    ids=range(8),
+    ids=range(11),
 )
 async def test_bad_requests_end_at_the_gateway_in_openais_shape(
     engine: ScriptedEngine, tmp_path: Path, body: bytes, status: int, code: str, param: str | None
@@ -163,6 +168,51 @@ async def test_bad_requests_end_at_the_gateway_in_openais_shape(
         assert (record.outcome, record.status, record.error) == (Outcome.REJECTED, status, code)
         assert record.charge.amount_nano == 0
         assert engine.asked == []
+
+
+async def test_a_compressed_body_is_refused_unopened(client: Client, engine: ScriptedEngine) -> None:
+    bomb = gzip.compress(b"[" + b" " * (8 << 20))
+    for encoding in ("gzip", "br", "zstd", "wizard"):
+        async with client.session.post(
+            f"{client.url}/v1/chat/completions", data=bomb, headers={"content-encoding": encoding}
+        ) as response:
+            assert response.status == 415
+            assert (await response.json())["error"]["code"] == "unsupported_encoding"
+    assert engine.asked == []
+    assert [record.status for record in await client.records(4)] == [415] * 4
+
+
+async def test_header_bytes_that_are_no_text_cost_a_request_nothing(client: Client, engine: ScriptedEngine) -> None:
+    body = b'{"model":"m","messages":[]}'
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n"
+        b"traceparent: \xff\xfe\r\nx-keepwarm-step-name: a\xffb\xc3\xa9\r\n\r\n" % len(body)
+    )
+    assert (await _exchange(client, head + body)).startswith(b"HTTP/1.1 200")
+    (record,) = await client.records(1)
+    assert (record.labels, record.traceparent) == ({"step_name": "a\ufffdbé"}, None)
+    assert "traceparent" not in engine.asked[0].headers
+
+
+async def test_malformed_http_is_refused_and_not_quoted_in_the_log(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        answer = await _exchange(
+            client, b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-secret\x01\r\n\r\n"
+        )
+    assert answer.startswith(b"HTTP/1.0 400")
+    assert "malformed" in caplog.text
+    assert "sk-secret" not in caplog.text
+
+
+async def _exchange(client: Client, data: bytes) -> bytes:
+    host, port = client.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(data)
+    answer = await reader.read()
+    writer.close()
+    return answer
 
 
 async def test_unknown_paths_and_methods_have_that_shape_too(client: Client) -> None:

@@ -14,6 +14,7 @@ from engine_adapter.embedded.chat import Call, read_chat, read_completion
 from engine_adapter.embedded.detokenize import TokenBytes
 from engine_adapter.embedded.errors import RequestError
 from engine_adapter.embedded.request import FinishReason, Token
+from engine_adapter.embedded.service import text_chars
 from engine_adapter.embedded.toolcalls import AnswerPart, CallArguments, CallStarted, ContentText
 
 pytestmark = pytest.mark.model
@@ -240,3 +241,13 @@ def test_errors_are_sglangs() -> None:
         "object": "error", "message": "no", "type": "BadRequestError", "param": "n", "code": 400
     }  # fmt: skip
     assert error_body("no", status=500)["type"] == "InternalServerError"
+
+
+def test_the_characters_of_a_prompt_are_counted_wherever_they_stand() -> None:
+    parts = [{"type": "text", "text": "abc"}, {"n": [1, None, "de"]}]
+    assert text_chars("abc") == 3
+    assert text_chars([[{"role": "user", "content": parts}], None]) == len("roleusercontenttypetexttextabcnde")
+    deep: object = "x"
+    for _ in range(10_000):
+        deep = [deep]
+    assert text_chars(deep) == 1

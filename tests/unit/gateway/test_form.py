@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.protocols.form import LONG_CHARS, FormError, Raw, scan
+from gateway.protocols.form import LONG_CHARS, MAX_DEPTH, FormError, Raw, scan
 
 _json = st.recursive(
     st.none()
@@ -138,3 +138,28 @@ def test_anything_but_one_object_is_refused_without_quoting_it(body: bytes) -> N
     with pytest.raises(FormError) as caught:
         scan(body)
     assert len(str(caught.value)) < 100
+
+
+@pytest.mark.parametrize("where", ['{"model":%s}', '{"a":{"b":[%s]}}', '{"a":1,%s:2}', '{"a":%s,"a":1}'])
+@pytest.mark.parametrize("half", ["\\ud800", "x\\uDC00", "\\ude00\\ud83d", "\\\\\\ud83d", "\\ud83d\\u0041"])
+def test_half_a_surrogate_pair_is_refused_wherever_it_stands(where: str, half: str) -> None:
+    with pytest.raises(FormError):
+        scan((where % f'"{half}"').encode())
+
+
+@pytest.mark.parametrize("text", ["\\ud83d\\ude00", "\\\\ud83d", "\\ud7ff", "\\ue000"])
+def test_whole_pairs_and_what_only_looks_like_half_of_one_are_read(text: str) -> None:
+    body = f'{{"a":["{text}"]}}'
+    assert scan(body.encode()).values == json.loads(body)
+
+
+@pytest.mark.parametrize("mark", ["[]", "{}"])
+def test_depth_has_a_limit_that_length_has_not(mark: str) -> None:
+    def nested(depth: int) -> bytes:
+        return (('{"a":' if mark == "{}" else "[") * depth + "1" + mark[1] * depth).encode()
+
+    wide = b",".join([b"[1]"] * 1000)
+    scan(b'{"v":[' + wide + b'],"w":' + nested(MAX_DEPTH) + b"}")
+    for depth in (MAX_DEPTH + 1, 500, 100_000):
+        with pytest.raises(FormError, match="deep"):
+            scan(b'{"v":[' + wide + b'],"w":' + nested(depth) + b"}")

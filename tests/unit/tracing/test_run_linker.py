@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.samples.agent_runs import RunShape, agent_run
-from tracing.messages import message_chain, tool_result_ids
+from tracing.messages import MessageChain, message_chain, tool_result_ids
 from tracing.record import RunLink
 from tracing.runs import LinkerOptions, LinkMethod, RunEvidence, RunLinker
 
@@ -311,3 +311,11 @@ def test_runs_are_taken_up_again_from_the_store_after_a_restart() -> None:
     link = linker.link(evidence)
     assert (link.run_id, link.step, link.previous_request_id) == (records[0].link.run_id, 4, records[2].request_id)
     linker.check()
+
+
+def test_arguments_of_any_depth_have_a_chain() -> None:
+    def chain(arguments: str) -> MessageChain:
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        return message_chain([{"role": "assistant", "tool_calls": [call]}])
+
+    assert chain("[" * 100_000) != chain("[" * 100_001)
