@@ -62,6 +62,12 @@ class LlamaModel:
             head_dim=config.head_dim,
         )
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the matrices that one decode step reads."""
+        matrices = (m for layer in self.layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down))
+        return self.head.weight_bytes + sum(matrix.weight_bytes for matrix in matrices)
+
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span], kv: torch.Tensor) -> torch.Tensor:
         """Compute one step; K and V of every token land in ``kv``, the device tier's tensor.

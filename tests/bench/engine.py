@@ -193,7 +193,6 @@ def main(argv: list[str]) -> int:
     transformers.utils.logging.disable_progress_bar()
     folder = resolve_model(options.model)
     model = load_model(folder, torch.float32)
-    weight_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors")) * 2  # stored as bfloat16
     ours, theirs = Ours(model, weights_id(folder)), Theirs(folder)
     chance = random.Random(0)
 
@@ -206,7 +205,7 @@ def main(argv: list[str]) -> int:
             ours.generate([prompt(64)], 2)
             theirs.generate(prompt(64), 2)
             for _ in range(options.repetitions):
-                of_ratios, of_figures = repetition(ours, theirs, llama, weight_bytes, prompt)
+                of_ratios, of_figures = repetition(ours, theirs, llama, model.weight_bytes, prompt)
                 ratios.add(**of_ratios)
                 figures.add(**of_figures)
             result = {
