@@ -52,6 +52,15 @@ class Publisher:
     def close(self) -> None:
         self.socket.close(0)
 
+    async def leave(self) -> None:
+        """Close, and return once the address is free for another."""
+        monitor = self.socket.get_monitor_socket(zmq.EVENT_CLOSED)
+        self.socket.unbind(self.endpoint)
+        async with asyncio.timeout(DEADLINE_S):
+            await monitor.recv_multipart()
+        self.socket.disable_monitor()
+        self.close()
+
 
 @asynccontextmanager
 async def replayer(context: zmq.asyncio.Context, answers: list[list[bytes]]) -> AsyncIterator[tuple[str, list[int]]]:
@@ -128,7 +137,7 @@ async def test_a_publisher_that_comes_back_is_reported_before_what_it_says(conte
         await first.subscribed()
         await first.send(*frames(5))
         await take(arrivals, 1)
-        first.close()
+        await first.leave()
         second = Publisher(context, first.endpoint)
         waiting = asyncio.ensure_future(take(arrivals, 2))
         async with asyncio.timeout(DEADLINE_S):
