@@ -7,7 +7,7 @@ UpstreamError            an engine, or something in its place, could not be used
 LaunchError              an embedded engine did not start, or ended before it was healthy
 
 Errors of prompts (``engine_adapter.prompt``), of event frames (``engine_adapter.wire_events``) and of the embedded
-engine (``engine_adapter.embedded.errors``) stand beside what raises them. Messages never quote prompts, answers or keys.
+engine (``engine_adapter.embedded.errors``) stand beside what raises them. Messages quote no prompts, answers or keys.
 """
 
 from __future__ import annotations

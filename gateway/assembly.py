@@ -131,6 +131,8 @@ def launch_specs(settings: Settings, pool_url: str | None) -> list[LaunchSpec]:
                 port=embedded.ports[number] if embedded.ports else free_port(),
                 log_path=settings.home / "logs" / f"{identity}.log",
                 arguments=(*words, *embedded.arguments),
+                # A waiting thread of an OpenMP pool gives its core up soon: engines share them, and others do too.
+                environment={"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "1000")},
             )
         )
     return specs
