@@ -1,9 +1,14 @@
-"""Stages 5 and 6: what each instance has of a prompt, and where the request goes."""
+"""Stages 5 and 6: what each instance has of a prompt, and where the request goes.
+
+A chosen instance is expected to have the prompt's blocks from the decision on, not only from the engine's events on: so
+a burst on one cold prefix goes to one instance, and an agent's next step finds the one before however fast it comes.
+The expectation outlives the request by a moment, until the events have said what became of it.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.fleet import Fleet, Instance
@@ -15,23 +20,35 @@ from tracing.record import Decision
 BYTES_PER_TOKEN = 4
 """What a body's length says of a prompt that cannot be tokenized; it weighs load and is never billed or shown."""
 
+EVENTS_LAG_S = 2.0
+"""How long after its end a request's blocks are still expected where events have not told of them yet."""
+
+Later = Callable[[float, Callable[[], None]], object]
+"""Calls a function after so many seconds, as ``loop.call_later`` does."""
+
 _NO_HITS = (0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A choice, with its load reserved until ``reservation`` is released."""
+    """A choice, with its load and its blocks reserved until ``release``."""
 
     instance: Instance
     decision: Decision
     reservation: Reservation
+    forget_blocks: Callable[[], None]
+
+    def release(self) -> None:
+        """The request is over there. Once."""
+        self.reservation.release()
+        self.forget_blocks()
 
 
 class Dispatcher:
     """Chooses instances. Pure policy on the fleet's and the index's state of this moment; nothing here waits."""
 
-    def __init__(self, fleet: Fleet, index: PrefixIndex, policy: Policy, seed: int) -> None:
-        self._fleet, self._index, self._policy = fleet, index, policy
+    def __init__(self, fleet: Fleet, index: PrefixIndex, policy: Policy, seed: int, later: Later) -> None:
+        self._fleet, self._index, self._policy, self._later = fleet, index, policy, later
         self._chance = random.Random(seed)
 
     def block_sizes(self, model: str) -> set[int]:
@@ -51,7 +68,20 @@ class Dispatcher:
             return None
         chosen = next(instance for instance in instances if instance.id == decision.instance)
         reservation = chosen.load.reserve(max(tokens - decision.predicted_hit_tokens, 0))
-        return Route(chosen, decision, reservation)
+        return Route(chosen, decision, reservation, self._expect(chosen.id, prompt))
+
+    def _expect(self, instance: str, prompt: Prompt | None) -> Callable[[], None]:
+        """Let the index expect the prompt's blocks there; return what ends that."""
+        size = self._index.instances().get(instance)
+        hashes = prompt.hashes.get(size, ()) if prompt is not None and size is not None else ()
+        if not len(hashes):
+            return lambda: None
+        ticket = self._index.reserve(instance, hashes)
+
+        def forget() -> None:
+            self._later(EVENTS_LAG_S, lambda: self._index.release(ticket))
+
+        return forget
 
     def _views(self, instances: Sequence[Instance], prompt: Prompt | None, tokens: int) -> list[InstanceView]:
         sizes, matches = self._index.instances(), dict[str, InstanceMatch]()
@@ -61,7 +91,11 @@ class Dispatcher:
         views = []
         for instance in instances:
             match = matches.get(instance.id)
-            hits = usable_hits(match.tier_blocks, sizes[instance.id], tokens) if match is not None else _NO_HITS
+            hits, pending = _NO_HITS, 0
+            if match is not None:
+                size = sizes[instance.id]
+                hits = usable_hits(match.tier_blocks, size, tokens)
+                pending = min(match.pending_blocks * size, max((tokens - 1) // size * size - sum(hits), 0))
             views.append(
                 InstanceView(
                     instance=instance.id,
@@ -71,6 +105,7 @@ class Dispatcher:
                     rates=instance.rates,
                     healthy=instance.takes_requests,
                     exact=match is not None and match.knowledge is Knowledge.COMPLETE,
+                    pending_tokens=pending,
                 )
             )
         return views

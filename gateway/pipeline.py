@@ -164,7 +164,7 @@ class Pipeline:
             except (Refused, ConnectFailed) as error:
                 trouble = error
             finally:
-                route.reservation.release()
+                route.release()
         await self._no_answer(trouble, admitted.model, draft, reply)
 
     async def _admit(self, arrival: Arrival, draft: Draft) -> Admitted:

@@ -4,9 +4,10 @@ The score is the expected time to the first token on each instance::
 
     (prompt tokens queued there + my uncached tokens) / its prefill rate + Σ tier: my hit tokens in it / its fetch rate
 
-Hits in the device tier cost nothing; hits in slower tiers cost their fetch. The smallest score wins, ties go by a
-seeded random choice, so that equal instances share a burst. What is routed is reserved at once (``Load``), so that the
-next decision sees it, and is released exactly once.
+Hits in the device tier cost nothing; hits in slower tiers cost their fetch; what requests already routed there are
+about to bring is queued with them and is not computed again for me. The smallest score wins, ties go by a seeded random
+choice, so that equal instances share a burst. What is routed is reserved at once (``Load``), so that the next decision
+sees it, and is released exactly once.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class InstanceView:
-    """One instance at the moment of a decision. ``hit_tokens``: device, host, disk, pool."""
+    """One instance at the moment of a decision. ``hit_tokens``: device, host, disk, pool.
+
+    ``pending_tokens``: what requests already routed there bring beyond these hits, computed or told of any moment now.
+    """
 
     instance: str
     hit_tokens: tuple[int, int, int, int]
@@ -60,10 +64,11 @@ class InstanceView:
     rates: Rates
     healthy: bool = True
     exact: bool = True
+    pending_tokens: int = 0
 
     def expected_ttft_s(self, prompt_tokens: int) -> float:
         """Return the score: see the module."""
-        fresh = max(prompt_tokens - sum(self.hit_tokens), 0)
+        fresh = max(prompt_tokens - sum(self.hit_tokens) - self.pending_tokens, 0)
         return (self.queued_tokens + fresh) / self.rates.prefill + self.rates.fetch_s(self.hit_tokens)
 
 
@@ -140,7 +145,7 @@ def decide(
         policy=policy.name,
         instance=chosen.instance,
         candidates=tuple(_candidate(view, prompt_tokens) for view in views),
-        predicted_hit_tokens=sum(chosen.hit_tokens),
+        predicted_hit_tokens=sum(chosen.hit_tokens) + chosen.pending_tokens,
         exact=hashed and chosen.exact,
     )
 

@@ -123,3 +123,16 @@ def test_rates_follow_what_is_observed_and_ignore_what_says_nothing() -> None:
     for _ in range(60):
         rates = rates.learned(1000, 4.0)
     assert rates.prefill == pytest.approx(250, rel=0.01)
+
+
+def test_what_is_on_its_way_counts_as_there_and_its_queue_is_waited_for() -> None:
+    """A second request on a cold prefix joins the first while its queue costs less than computing it elsewhere."""
+    joined = replace(_view("a", queued=1000), pending_tokens=960)
+    assert joined.expected_ttft_s(1000) == pytest.approx(1040 / _RATES.prefill)
+    decision = decide([joined, _view("b", queued=100)], 1000, ExpectedTtft(), random.Random(0))
+    assert decision is not None
+    assert (decision.instance, decision.predicted_hit_tokens) == ("a", 960)
+    busier = replace(joined, queued_tokens=1200)
+    decision = decide([busier, _view("b", queued=100)], 1000, ExpectedTtft(), random.Random(0))
+    assert decision is not None
+    assert (decision.instance, decision.predicted_hit_tokens) == ("b", 0)
