@@ -35,7 +35,7 @@ prepare() {
     if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then torch='torch>=2.4'; else torch='torch==2.13.0'; fi
   fi
   stamp=$venv/.keepwarm-$(echo "$extras-$groups" | tr -c 'a-z0-9\n' _)
-  wanted=$(cat "$root/pyproject.toml" "$root/scripts/environment.sh"; echo "$torch ${KEEPWARM_TORCH_INDEX:-}")
+  wanted=$(cat "$root"/pyproject.toml "$root"/setup.py "$root"/scripts/environment.sh "$root"/*/*.c | sha256sum; echo "$torch ${KEEPWARM_TORCH_INDEX:-}")
   if [ -x "$PYTHON" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then return 0; fi
   echo "Setting up $venv (once; the largest download is torch) ..." >&2
   suitable "$PYTHON" || make_venv || return 1
