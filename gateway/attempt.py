@@ -148,7 +148,7 @@ class Attempter:
         draft.end_attempt(200)
         assert draft.reader is not None
         shown = draft.reader.answer(body)
-        self._remember_answer(draft)
+        self.remember_answer(draft)
         kind = response.headers.get("content-type", "application/json")
         await reply.send(200, {**self.headers(draft), "content-type": kind}, shown)
         draft.end(Outcome.OK, 200)
@@ -166,7 +166,7 @@ class Attempter:
         draft.status = 200
         await writer.start(self.headers(draft))
         error = await relay(
-            response, writer, reader, self._options.relay, on_output, lambda: self._remember_answer(draft)
+            response, writer, reader, self._options.relay, on_output, lambda: self.remember_answer(draft)
         )
         if error is None:
             draft.end_attempt(200)
@@ -189,7 +189,7 @@ class Attempter:
             draft.end_attempt(response.status, "answer_too_long")
             raise UpstreamUnusable(str(error), code="answer_too_long") from None
 
-    def _remember_answer(self, draft: Draft) -> None:
+    def remember_answer(self, draft: Draft) -> None:
         """Let the next request of this run be recognized; before the answer's last bytes go out."""
         if draft.link is None or draft.reader is None:
             return

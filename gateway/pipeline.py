@@ -122,9 +122,9 @@ class Pipeline:
             outcome = Outcome.UPSTREAM_FAILED if isinstance(error, UpstreamUnusable | NoInstance) else Outcome.REJECTED
             await self._refuse(error, outcome, draft, reply)
         except ClientGone:
-            draft.end(Outcome.ABORTED, draft.status or _CLIENT_CLOSED, "client_gone")
+            self._left(draft)
         except asyncio.CancelledError:
-            draft.end(Outcome.ABORTED, draft.status or _CLIENT_CLOSED, "client_gone")
+            self._left(draft)
             raise
         except Exception:  # the request boundary: a fault of ours is one request's, and is told as such
             _log.exception("request %s failed inside the gateway", draft.request_id)
@@ -205,6 +205,14 @@ class Pipeline:
         if trouble is not None:
             raise UpstreamUnusable("no engine could be reached", code="engine_unreachable")
         raise NoInstance(f"no instance serves {model!r} now", retry_after_s=1)
+
+    def _left(self, draft: Draft) -> None:
+        """The client is gone. Some leave at the last word that they need, before ``[DONE]``: that answer is whole."""
+        if draft.reader is not None and draft.reader.seen.is_shown:
+            self._attempter.remember_answer(draft)
+            draft.end_attempt(200)
+            draft.end(Outcome.OK, 200)
+        draft.end(Outcome.ABORTED, draft.status or _CLIENT_CLOSED, "client_gone")
 
     async def _refuse(self, error: GatewayError, outcome: Outcome, draft: Draft, reply: Reply) -> None:
         draft.fail(error, outcome)

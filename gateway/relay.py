@@ -144,6 +144,7 @@ async def relay(
             on_done()
         if out := b"".join(shown):
             await writer.write(out)
+            reader.seen.is_shown = reader.seen.finish_reason is not None and reader.seen.usage is not None
         if not data:
             break
     return await _end(response, writer, reader, on_done)

@@ -9,6 +9,7 @@ equal in every process.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -21,6 +22,8 @@ _DECODER = msgspec.json.Decoder()
 _ROLE_ALIASES = {"developer": "system"}
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 _REASONING_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
+_CALLS_AS_TEXT = "Calling tools:\n["  # smolagents sends calls back as the text of a list of Python dictionaries
+_ID_IN_TEXT = re.compile(r"\{'id': '([^'\\]{1,128})', 'type': 'function'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +53,18 @@ def message_chain(messages: Iterable[Mapping[str, object]], after: MessageChain 
 
 
 def tool_result_ids(messages: Iterable[Mapping[str, object]]) -> tuple[str, ...]:
-    """The ids of all tool results in the history, oldest first."""
+    """The ids of all tool results in the history, oldest first, and of calls that the assistant is quoted with as text.
+
+    A client that writes calls out as text sends the results as a user's words, without an id.
+    """
     found: list[str] = []
     for message in messages:
         candidates = [message.get("tool_call_id") if message.get("role") == "tool" else None]
         if message.get("type") == "function_call_output":
             candidates.append(message.get("call_id"))
         content = message.get("content")
+        if message.get("role") == "assistant":
+            candidates += _ids_in_text(content)
         if isinstance(content, list):
             candidates += [
                 part.get("tool_use_id")
@@ -65,6 +73,17 @@ def tool_result_ids(messages: Iterable[Mapping[str, object]]) -> tuple[str, ...]
             ]
         found += [value for value in candidates if isinstance(value, str) and value]
     return tuple(found)
+
+
+def _ids_in_text(content: object) -> list[str]:
+    parts = (
+        [part.get("text") for part in content if isinstance(part, Mapping)] if isinstance(content, list) else [content]
+    )
+    found: list[str] = []
+    for text in parts:
+        if isinstance(text, str) and (start := text.find(_CALLS_AS_TEXT)) >= 0:
+            found += _ID_IN_TEXT.findall(text, start)
+    return found
 
 
 def new_tool_result_ids(messages: Sequence[Mapping[str, object]]) -> tuple[str, ...]:

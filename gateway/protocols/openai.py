@@ -152,6 +152,9 @@ class Seen:
     pieces: int = 0  # of a stream: events that brought output
     finish_reason: str | None = None
     is_done: bool = False
+    is_shown: bool = (
+        False  # its finish reason went to the client, and the engine's count is here: only the end is missing
+    )
     error: str | None = None  # an error event's class
     _calls: dict[tuple[int, int], _Call] = field(default_factory=dict)
     _text: list[str] = field(default_factory=list)

@@ -376,6 +376,33 @@ async def test_a_client_that_leaves_stops_the_engine(client: Client, engine: Scr
     assert client.at_rest()
 
 
+@pytest.mark.parametrize("missing", ["the end", "the count"])
+async def test_a_client_that_leaves_at_the_last_word_has_got_its_answer(
+    client: Client, engine: ScriptedEngine, missing: str
+) -> None:
+    never, held = asyncio.Event(), {"the end": 4, "the count": 3}[missing]  # of role, word, reason, count, end
+    engine.script = Script(events=stream(["a"]), pause=lambda number: never if number == held else None)
+    async with client.chat(stream=True, stream_options={"include_usage": True}) as response:
+        for _ in range(held):
+            await response.content.readuntil(b"\n\n")
+        response.close()
+    (first,) = await client.records(1)
+    assert engine.hung_up == 1
+    if missing == "the count":
+        assert first.outcome is Outcome.ABORTED
+        return
+    assert (first.outcome, first.error, first.attempts[0].error) == (Outcome.OK, None, None)
+    assert first.usage.source is UsageSource.ENGINE
+    engine.script = Script(body=answer("b"))
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "a"}]
+    async with client.chat(messages=[*said, {"role": "user", "content": "go on"}]) as response:
+        assert response.status == 200
+    _, second = await client.records(2)
+    assert first.link is not None
+    assert second.link is not None
+    assert (second.link.run_id, second.link.step, second.link.confidence) == (first.link.run_id, 2, 0.95)
+
+
 async def test_heartbeats_before_the_engines_first_byte_and_errors_after_them(
     engine: ScriptedEngine, tmp_path: Path
 ) -> None:

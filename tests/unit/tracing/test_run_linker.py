@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.samples.agent_runs import RunShape, agent_run
-from tracing.messages import MessageChain, message_chain, tool_result_ids
+from tracing.messages import MessageChain, message_chain, new_tool_result_ids, tool_result_ids
 from tracing.record import RunLink
 from tracing.runs import LinkerOptions, LinkMethod, RunEvidence, RunLinker
 
@@ -319,3 +319,29 @@ def test_arguments_of_any_depth_have_a_chain() -> None:
         return message_chain([{"role": "assistant", "tool_calls": [call]}])
 
     assert chain("[" * 100_000) != chain("[" * 100_001)
+
+
+@pytest.mark.parametrize("as_parts", [True, False])
+def test_calls_that_come_back_as_text_are_found_by_their_ids(as_parts: bool) -> None:
+    quoted = "I look.\nCalling tools:\n" + str(
+        [
+            {"id": name, "type": "function", "function": {"name": "look", "arguments": {"q": "{'id': 'no'"}}}
+            for name in ("call_1a", "call_2b")
+        ]
+    )
+    content: object = [{"type": "text", "text": quoted}] if as_parts else quoted
+    history = [user("go"), {"role": "assistant", "content": content}, user("Observation:\nfound")]
+    assert tool_result_ids(history) == ("call_1a", "call_2b")
+    assert new_tool_result_ids(history) == ()
+    assert tool_result_ids([user(quoted), says("Calling tools:\nnone")]) == ()
+    assert _step_after(history, "call_2b") == 2
+
+
+def _step_after(history: list[Message], call_id: str) -> int:
+    linker = RunLinker()
+    first = linker.link(RunEvidence("k", "r1", 1, message_hashes=message_chain(history[:1])))
+    linker.answered(first, "r1", [call_id], message_chain([says("x")], message_chain(history[:1])), key_id="k")
+    evidence = RunEvidence(
+        "k", "r2", 2, tool_result_ids=tool_result_ids(history), message_hashes=message_chain(history)
+    )
+    return linker.link(evidence).step
