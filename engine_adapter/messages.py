@@ -19,14 +19,17 @@ _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
 
-def check_messages(messages: Sequence[Mapping[str, object]], *, first: int = 0) -> list[dict[str, object]]:
-    """Return the messages with list content joined to text. Raises ``PromptError`` for what no template could read.
+def check_messages(
+    messages: Sequence[Mapping[str, object]], *, first: int = 0, joins_parts: bool = True
+) -> list[dict[str, object]]:
+    """Return the messages, their text parts joined. Raises ``PromptError`` for what no template could read.
 
-    ``first`` is the place of ``messages[0]`` in its conversation, for the error's text.
+    ``first`` is the place of ``messages[0]`` in its conversation, for the error's text. Without ``joins_parts`` parts
+    stay a list, of text parts in their plainest form: some templates write each by itself.
     """
     if not messages:
         raise PromptError("messages must not be empty")
-    return [_check_message(message, f"messages[{index}]") for index, message in enumerate(messages, first)]
+    return [_check_message(message, f"messages[{at}]", joins_parts) for at, message in enumerate(messages, first)]
 
 
 def check_tools(tools: Sequence[Mapping[str, object]] | None) -> list[dict[str, object]] | None:
@@ -66,9 +69,12 @@ def for_model_template(
 def tag_end(message: Mapping[str, object], tag: str) -> dict[str, object]:
     """Return the message with ``tag`` behind its content, for ``up_to_tag``. Raises ``PromptError`` without content."""
     content = message.get("content")
-    if not isinstance(content, str):
-        raise PromptError("continue_final_message needs a last message with text")
-    return {**message, "content": content + tag + " "}
+    if isinstance(content, str):
+        return {**message, "content": content + tag + " "}
+    if isinstance(content, list) and content:
+        last = {**content[-1], "text": content[-1]["text"] + tag + " "}
+        return {**message, "content": [*content[:-1], last]}
+    raise PromptError("continue_final_message needs a last message with text")
 
 
 def up_to_tag(text: str, tag: str) -> str:
@@ -82,7 +88,7 @@ def up_to_tag(text: str, tag: str) -> str:
     return text[:at] if text.startswith(tag + " ", at) else text[:at].rstrip()
 
 
-def _check_message(message: Mapping[str, object], where: str) -> dict[str, object]:
+def _check_message(message: Mapping[str, object], where: str, joins_parts: bool) -> dict[str, object]:
     if not isinstance(message, Mapping):
         raise PromptError(f"{where} must be an object")
     if message.get("role") not in ROLES:
@@ -90,8 +96,9 @@ def _check_message(message: Mapping[str, object], where: str) -> dict[str, objec
     checked = dict(message)
     content = message.get("content")
     if isinstance(content, list):
-        checked["content"] = PART_SEPARATOR.join(
-            _part_text(part, f"{where}.content[{index}]") for index, part in enumerate(content)
+        texts = [_part_text(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
+        checked["content"] = (
+            PART_SEPARATOR.join(texts) if joins_parts else [{"type": "text", "text": text} for text in texts]
         )
     elif content is not None and not isinstance(content, str):
         raise PromptError(f"{where}.content must be a string, a list of parts or null")

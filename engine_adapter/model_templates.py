@@ -33,6 +33,7 @@ _END_OF_ANSWER = {
     "gemma3-tools": "<end_of_turn>",
     "mistral-v3": "</s>",
 }
+_SHAPED = frozenset({"mistral-v3"})  # it writes arguments by value, the others as they came
 _log = logging.getLogger(__name__)
 
 
@@ -45,6 +46,8 @@ class TemplateChoice:
     """The one for requests with tools; mostly the same."""
     is_own: bool
     """The model's own, or a file of the user's: not one of keepwarm's."""
+    is_shaped: bool = True
+    """Messages are brought into the form that published templates expect; else they come as clients write them."""
     null_as_empty: bool = False
     parse_arguments: bool = True
     """Tool-call arguments become objects; some templates only take them as a string."""
@@ -71,7 +74,7 @@ def choose_template(model_dir: Path, tokenizer: Tokenizer, wanted: str | None) -
     if first is not None:
         for null_as_empty in (False, True):
             for parse in (True, False):
-                choice = TemplateChoice(first, with_tools or first, True, null_as_empty, parse)
+                choice = TemplateChoice(first, with_tools or first, True, True, null_as_empty, parse)
                 if can_render_tools(choice):
                     return choice
     named = next((name for name, tokens in NAMED_FOR.items() if _knows(tokenizer, tokens)), None)
@@ -137,7 +140,7 @@ def stop_tokens(tokenizer: Tokenizer, model_dir: Path, template_name: str) -> fr
 
 def _named(name: str, variables: Mapping[str, str]) -> TemplateChoice:
     template = load_named(name, variables)
-    return TemplateChoice(template, template, is_own=False)
+    return TemplateChoice(template, template, is_own=False, is_shaped=name in _SHAPED)
 
 
 def _knows(tokenizer: Tokenizer, tokens: tuple[str, ...]) -> bool:

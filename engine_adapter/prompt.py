@@ -33,6 +33,7 @@ from engine_adapter.model_templates import DEFAULT_TEMPLATE, TemplateChoice, cho
 from engine_adapter.prompt_errors import PromptError, TemplateError
 from engine_adapter.resumption import LoopState, Rendering
 from engine_adapter.segments import MemoStats, SegmentEncoder, control_tokens
+from engine_adapter.tekken import load_tekken
 from kvstore.block import routing_hash_array
 
 __all__ = ["DEFAULT_TEMPLATE", "EncodedPrompt", "PromptEncoder", "PromptError", "PromptOptions", "TemplateError"]
@@ -80,6 +81,7 @@ class PromptEncoder:
         self.stop_token_ids = stop_token_ids
         self.vocab_size: int = vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
         self._choice = choice
+        self._joins_parts = not choice.template.reads_parts()
         written = choice.template.literal_text() + "\0" + choice.tool_template.literal_text()
         self._markers = Markers(control_tokens(tokenizer, written))
         self._segments = SegmentEncoder(tokenizer, self._markers, memo_bytes=memo_bytes)
@@ -95,14 +97,16 @@ class PromptEncoder:
         memo_bytes: int = 64 << 20,
         conversation_bytes: int = 256 << 20,
     ) -> PromptEncoder:
-        """Read a Hugging Face folder (``tokenizer.json`` and its configuration files).
+        """Read a model's folder: ``tokenizer.json`` (or Mistral's ``tekken.json``) and its configuration files.
 
         ``template`` is a name of ``templates/README.md``, ``"model"`` for the model's own, or the path of a Jinja file.
         ``None`` takes the model's own where it can render tools and null content, else the named one for which the
         tokenizer has the control tokens, else the model's own with what it can. Raises ``TemplateError`` where there is
         none. ``memo_bytes`` bounds the memo of segments, ``conversation_bytes`` the one of conversations.
         """
-        tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+        file = model_dir / "tokenizer.json"
+        is_tekken = not file.is_file() and (model_dir / "tekken.json").is_file()
+        tokenizer = load_tekken(model_dir / "tekken.json") if is_tekken else Tokenizer.from_file(str(file))
         tokenizer.no_padding()
         tokenizer.no_truncation()
         choice = choose_template(model_dir, tokenizer, template)
@@ -177,7 +181,8 @@ class PromptEncoder:
         options: PromptOptions,
     ) -> _Guarded:
         """Check, shape and guard a whole conversation."""
-        checked, checked_tools, variables = check_messages(messages), check_tools(tools), options.variables or {}
+        checked = check_messages(messages, joins_parts=self._joins_parts)
+        checked_tools, variables = check_tools(tools), options.variables or {}
         if reserved := _RESERVED & variables.keys():
             raise PromptError(f"a template's variable cannot be named {min(reserved)!r}", param="chat_template_kwargs")
         guard, cut, tag = unused_marks([checked, checked_tools, variables], 3)
@@ -191,15 +196,16 @@ class PromptEncoder:
     def _prepare_more(self, messages: Sequence[Mapping[str, object]], known: Known) -> _Guarded | None:
         """Do the same for the messages that are new; ``None`` where they contain a mark that is in use."""
         old, count = known.conversation, known.point.messages
-        checked = check_messages(messages[count:], first=count) if len(messages) > count else []
+        new = messages[count:]
+        checked = check_messages(new, first=count, joins_parts=self._joins_parts) if new else []
         if contains_any(checked, (old.guard, old.cut)):
             return None
-        new = self._markers.guard(self._shape(checked), old.guard)
-        return _Guarded([*old.messages[:count], *new], old.tools, old.variables, old.guard, old.cut, "")
+        added = self._markers.guard(self._shape(checked), old.guard)
+        return _Guarded([*old.messages[:count], *added], old.tools, old.variables, old.guard, old.cut, "")
 
     def _shape(self, checked: list[dict[str, object]]) -> list[dict[str, object]]:
         choice = self._choice
-        if not choice.is_own:
+        if not choice.is_shaped:
             return checked
         return for_model_template(checked, null_as_empty=choice.null_as_empty, parse_arguments=choice.parse_arguments)
 

@@ -61,6 +61,14 @@ class ChatTemplate:
         texts |= {node.value for node in self._tree.find_all(nodes.Const) if isinstance(node.value, str)}
         return "\0".join(sorted(texts))
 
+    def reads_parts(self) -> bool:
+        """Tell whether the template walks over the parts of a message's content; others want them joined."""
+        contents = {"content"}
+        for assignment in self._tree.find_all(nodes.Assign):
+            if isinstance(assignment.target, nodes.Name) and _is_named(assignment.node, {"content"}):
+                contents.add(assignment.target.name)
+        return any(_is_named(loop.iter, contents) for loop in self._tree.find_all(nodes.For))
+
     def render(
         self,
         messages: Sequence[Mapping[str, object]],
@@ -119,6 +127,17 @@ def _as_prompt_errors(name: str) -> Iterator[None]:
         raise PromptError(f"the chat template {name!r} cannot render these messages: {error}") from error
 
 
+def _is_named(node: nodes.Node, names: set[str]) -> bool:
+    """Tell whether an expression is a variable, an attribute or an item of one of these names, or a filter of such."""
+    if isinstance(node, nodes.Filter) and node.node is not None:
+        return _is_named(node.node, names)
+    if isinstance(node, nodes.Getattr):
+        return node.attr in names
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value in names
+    return isinstance(node, nodes.Name) and node.name in names
+
+
 def load_named(name: str, variables: Mapping[str, str]) -> ChatTemplate:
     """Return keepwarm's template of this name. Raises ``TemplateError`` for an unknown name."""
     path = TEMPLATE_FOLDER / f"{name}.jinja"
@@ -163,6 +182,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
+    environment.filters["fromjson"] = _fromjson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = cast("Callable[[str], str]", lambda pattern: datetime.now().strftime(pattern))
     return environment
@@ -178,6 +198,14 @@ def _tojson(
     return json.dumps(
         plain(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+
+
+def _fromjson(text: str) -> object:
+    """Return what ``text`` says as JSON, itself where it is none. For our templates; transformers has none such."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _raise_exception(message: str) -> None:
