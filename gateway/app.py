@@ -40,6 +40,7 @@ from gateway.identity import KeyRing
 from gateway.ledger_metrics import LedgerCollector
 from gateway.models import ModelDirectory
 from gateway.pipeline import Pipeline
+from gateway.pool import keep_alive, own_pool
 from gateway.prompts import PromptBook
 from gateway.recorder import Recorder
 from gateway.routing import POLICIES
@@ -99,7 +100,10 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
     """Be a whole gateway within the block; leaving it drains. Fails with the first error of a part that must live."""
     async with AsyncExitStack() as stack:
         stack.enter_context(claimed(settings.home))
-        pool_url = await _pool(settings, stack) if settings.runs_embedded else None
+        embedded, pool = settings.embedded, None
+        if settings.runs_embedded and embedded.pool_bytes and embedded.pool_url is None:
+            pool = await own_pool(embedded.pool_bytes, stack)
+        pool_url = pool.url if pool is not None else embedded.pool_url if embedded.pool_bytes else None
         book = PriceBook.default() if settings.billing.prices is None else PriceBook.load(settings.billing.prices)
         ledger = Ledger(settings.ledger_path).start()
         stack.push_async_callback(asyncio.to_thread, ledger.close, _FLUSH_S)
@@ -169,6 +173,8 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(fleet.run(), name="fleet")]
+            if pool is not None:
+                tasks.append(group.create_task(keep_alive(pool), name="pool"))
             for name, process in processes.items():
                 was_ready = _ever_healthy(fleet.instances[name])
                 tasks.append(group.create_task(process.run(was_ready), name=f"engine {name}"))
@@ -275,26 +281,6 @@ async def _settling(budgets: Budgets) -> AsyncIterator[None]:
 
 def _ever_healthy(instance: Instance) -> Callable[[], bool]:
     return lambda: instance.facts is not None
-
-
-async def _pool(settings: Settings, stack: AsyncExitStack) -> str | None:
-    """Return the pool's URL, starting a server of our own where none is named. Without one, engines run without."""
-    embedded = settings.embedded
-    if not embedded.pool_bytes:
-        return None
-    if embedded.pool_url is not None:
-        return embedded.pool_url
-    from kvstore.errors import MediumError
-    from kvstore.tiers.pool_server import PoolServer
-
-    server = PoolServer(max_bytes=embedded.pool_bytes)
-    try:
-        await asyncio.to_thread(server.start)
-    except MediumError as error:
-        _log.warning("there is no pool tier: %s", error)
-        return None
-    stack.push_async_callback(asyncio.to_thread, server.stop)
-    return server.url
 
 
 def _spans(settings: Settings) -> SpanExport | None:

@@ -26,11 +26,22 @@ def claimed(home: Path) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            lock.seek(0)
-            raise SettingsError(
-                f"home = {home} is in use by the gateway with process id {lock.read().strip()}"
-            ) from None
+            raise SettingsError(f"home = {home} is in use by the gateway with process id {holder_of(home)}") from None
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
         yield home
+
+
+def holder_of(home: Path) -> str | None:
+    """Return the process id of the gateway that holds the folder now, ``None`` when nobody does."""
+    try:
+        lock = (home / "lock").open("r")
+    except OSError:
+        return None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return lock.read().strip()
+    return None

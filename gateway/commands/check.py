@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import importlib.util
 import os
 import sys
@@ -17,6 +18,7 @@ from engine_adapter.http import AiohttpClient
 from gateway import assembly
 from gateway.commands.serve import add_settings_arguments, settings_from
 from gateway.errors import SettingsError
+from gateway.home import holder_of
 from gateway.settings import InstanceSettings, Settings
 
 Check = Callable[[], Awaitable[str]]
@@ -56,7 +58,8 @@ async def _check_all(settings: Settings) -> int:
 
 
 def _checks(settings: Settings, client: AiohttpClient) -> Iterator[tuple[str, Check]]:
-    yield "home", lambda: _writable(settings.home)
+    yield "home", lambda: _home(settings.home)
+    yield "address", lambda: _address(settings)
     yield "prices", lambda: _prices(settings)
     for instance in settings.instances:
         yield f"instance {instance.id}", lambda instance=instance: _instance(instance, client)  # type: ignore[misc]
@@ -65,7 +68,7 @@ def _checks(settings: Settings, client: AiohttpClient) -> Iterator[tuple[str, Ch
             folder = Path(model.tokenizer)
             yield f"tokenizer of {model.name}", lambda folder=folder: _tokenizer(folder)  # type: ignore[misc]
     if settings.runs_embedded:
-        yield "embedded engine", _embedded
+        yield "embedded engine", lambda: _embedded(settings.embedded.model)
         if settings.embedded.pool_bytes and settings.embedded.pool_url is not None:
             url = settings.embedded.pool_url
             yield "pool", lambda: _pool(url)
@@ -75,11 +78,26 @@ def _checks(settings: Settings, client: AiohttpClient) -> Iterator[tuple[str, Ch
         yield "otlp", _otlp
 
 
-async def _writable(folder: Path) -> str:
+async def _home(folder: Path) -> str:
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not os.access(existing, os.W_OK):
         raise CheckFailed(f"{existing} cannot be written")
-    return str(folder)
+    if not existing.is_dir():
+        raise CheckFailed(f"{existing} is not a folder")
+    holder = holder_of(folder)
+    return str(folder) if holder is None else f"{folder}, in use by the gateway with process id {holder}"
+
+
+async def _address(settings: Settings) -> str:
+    host, port = settings.server.host, settings.server.port
+    try:
+        listener = await asyncio.start_server(lambda reader, writer: writer.close(), host, port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE and holder_of(settings.home) is not None:
+            return f"{host}:{port} is in use, as is the home"
+        raise CheckFailed(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    listener.close()
+    return f"{host}:{port} is free"
 
 
 async def _prices(settings: Settings) -> str:
@@ -119,11 +137,22 @@ async def _tokenizer(folder: Path) -> str:
     return str(folder)
 
 
-async def _embedded() -> str:
+async def _embedded(model: str) -> str:
     missing = [name for name in ("torch", "transformers", "llguidance") if importlib.util.find_spec(name) is None]
     if missing:
         raise CheckFailed(f"{', '.join(missing)} not installed: pip install 'keepwarm[embedded]'")
-    return "its packages are installed"
+    _check_model(model)
+    return f"its packages are installed; model {model}"
+
+
+def _check_model(model: str) -> None:
+    """Raise ``CheckFailed`` for what the engine would refuse without asking anybody."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise CheckFailed(f"its model's folder {folder} has no config.json")
+    elif model != "default" and (folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1):
+        raise CheckFailed(f"its model {model!r} is neither a folder, nor 'default', nor a hub id")
 
 
 async def _own_pool() -> str:
@@ -141,7 +170,9 @@ async def _pool(url: str) -> str:
 
     try:
         await asyncio.to_thread(ping)
-    except (redis.RedisError, ValueError) as error:
+    except ValueError:
+        raise CheckFailed("embedded.pool_url is no URL of a Redis or Valkey server") from None
+    except redis.RedisError as error:
         raise CheckFailed(f"no answer: {type(error).__name__}") from None
     return "answers"
 

@@ -6,10 +6,12 @@ memory, least recently used out first. Any ``redis://`` URL replaces it.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,8 +21,10 @@ import redis
 
 from kvstore.errors import MediumError
 
+_log = logging.getLogger(__name__)
 _STARTUP_S = 20.0
 _POLL_S = 0.02
+_OUTPUT_BYTES = 1 << 16
 # The shell waits for its input to end, as it does when the owner closes it or dies in whatever way. It lets go of its
 # output, which then ends when the server does. Its name, $0, is the folder to leave nothing of.
 _WATCH_OWNER = '"$@" & exec >&- 2>&-; read -r _; kill $!; wait; rm -rf -- "$0"'
@@ -36,6 +40,7 @@ class PoolServer:
         self._settings = dict(settings or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
+        self._lock = threading.Lock()  # one of start, restart and stop at a time
 
     @property
     def url(self) -> str:
@@ -46,29 +51,66 @@ class PoolServer:
 
     def start(self) -> PoolServer:
         """Start it and wait until it answers. Raises ``MediumError``."""
-        if self._process is not None:
+        with self._lock:
+            return self._start()
+
+    def _start(self) -> PoolServer:
+        if self._folder is not None:
             raise MediumError("the pool server is running already")
         binary = _binary()
         self._folder = Path(tempfile.mkdtemp(prefix="keepwarm-pool-"))  # short: a socket's path has 107 bytes
+        try:
+            self._launch(binary, self._folder)
+        except MediumError:
+            self._folder = None
+            raise
+        return self
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended since, by itself or by ``stop``."""
+        process = self._process
+        if process is None or process.stdout is None:
+            return False
+        while output := process.stdout.read(_OUTPUT_BYTES):
+            _log.warning("the pool server says: %s", output.decode(errors="replace").strip())
+        return output is None  # nothing to read now; its output ends when it does
+
+    def restart(self) -> None:
+        """Start it again, empty and at the same URL, after it ended. Raises ``MediumError``."""
+        with self._lock:
+            self._restart()
+
+    def _restart(self) -> None:
+        folder = self._folder
+        if folder is None:
+            raise MediumError("the pool server was not started")
+        self._end()
+        try:
+            folder.mkdir(mode=0o700)
+        except OSError as error:
+            raise MediumError(f"the pool server's folder {folder} cannot be made: {error.strerror}") from error
+        self._launch(_binary(), folder)
+
+    def _launch(self, binary: Path, folder: Path) -> None:
         arguments = {
-            "unixsocket": str(self._folder / "pool.sock"), "unixsocketperm": "700",
+            "unixsocket": str(folder / "pool.sock"), "unixsocketperm": "700",
             "bind": "127.0.0.1", "port": str(self.port or 0),
             "maxmemory": str(self.max_bytes), "maxmemory-policy": "allkeys-lru",
             "save": "", "appendonly": "no",
-            "dir": str(self._folder), "logfile": str(self._folder / "log"), **self._settings,
+            "dir": str(folder), "logfile": str(folder / "log"), **self._settings,
         }  # fmt: skip
         flags = [word for name, value in arguments.items() for word in (f"--{name}", value)]
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", _WATCH_OWNER, str(self._folder), str(binary), *flags],
+            ["/bin/sh", "-c", _WATCH_OWNER, str(folder), str(binary), *flags],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,  # the owner's Ctrl-C is not for it
         )  # fmt: skip
         try:
             self._wait_until_ready(self._process)
         except MediumError:
-            self.stop()
+            self._end()
             raise
-        return self
 
     def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -87,8 +129,12 @@ class PoolServer:
 
     def stop(self) -> None:
         """Stop it and remove what it left. Idempotent."""
-        process, folder = self._process, self._folder
-        self._process = self._folder = None
+        with self._lock:
+            self._end()
+            self._folder = None
+
+    def _end(self) -> None:
+        process, folder, self._process = self._process, self._folder, None
         if process is not None and process.stdin is not None:
             process.stdin.close()
             process.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import signal
@@ -9,12 +10,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import redis
 
+from gateway.pool import keep_alive, own_pool
 from kvstore import codec
 from kvstore.breaker import BreakerOptions
 from kvstore.errors import MediumError
@@ -136,6 +139,62 @@ def test_a_killed_server_is_a_miss_and_its_successor_is_used() -> None:
         assert reads(tier, KEYS) == RIGHT
         assert tier.stats().alarms == {}
         tier.close()
+
+
+def test_a_killed_server_starts_again_at_its_url_and_its_tier_comes_back() -> None:
+    with PoolServer(max_bytes=32 << 20) as server:
+        url, tier = server.url, open_tier(server.url)
+        assert all(tier.put([page(entry) for entry in PAGES]))
+        assert server.is_running
+        _kill(server)
+        assert not server.is_running
+        assert reads(tier, KEYS) == [None] * 4
+        server.restart()
+        assert server.url == url
+        assert server.is_running
+        assert tier.breaker.wait_closed(30)
+        assert all(tier.put([page(entry) for entry in PAGES]))
+        assert reads(tier, KEYS) == RIGHT
+        tier.close()
+    assert not server.is_running
+    assert not Path(url.removeprefix("unix://")).parent.exists()
+    with pytest.raises(MediumError, match="not started"):
+        server.restart()
+
+
+def test_the_gateways_pool_is_kept_alive() -> None:
+    async def scene() -> None:
+        async with AsyncExitStack() as stack:
+            server = await own_pool(1 << 24, stack)
+            assert server is not None
+            keeping = asyncio.create_task(keep_alive(server, look_s=0.01))
+            for _ in range(2):
+                _kill(server)
+                async with asyncio.timeout(30):
+                    while not _answers(server.url):  # noqa: ASYNC110 - nothing tells
+                        await asyncio.sleep(0.01)
+            keeping.cancel()
+            await asyncio.wait({keeping})
+
+    asyncio.run(scene())
+
+
+def _kill(server: PoolServer) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        pid = client.info("server")["process_id"]
+        os.kill(pid, signal.SIGKILL)
+        while _answers(server.url):
+            pass
+    while server.is_running:
+        pass
+
+
+def _answers(url: str) -> bool:
+    with redis.Redis.from_url(url) as client:
+        try:
+            return bool(client.ping())
+        except redis.RedisError:
+            return False
 
 
 def test_a_server_that_is_not_there_is_a_miss() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from gateway.cli import COMMANDS, main
+from gateway.errors import SettingsError
+from gateway.home import claimed, holder_of
 from gateway.identity import digest_of
 
 
@@ -62,3 +66,39 @@ def test_a_new_key_is_shown_once_and_its_digest_is_what_goes_into_the_file(capsy
     assert out.count(secret) == 1
     assert f'sha256 = "{digest_of(secret)}"' in out
     assert 'team = "red"' in out
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ('[embedded]\nmodel = "{folder}/none"\n', "neither a folder"),
+        ('[embedded]\nmodel = "./none"\n', "neither a folder"),
+        ('[embedded]\nmodel = "{folder}"\n', "no config.json"),
+        ('[embedded]\npool_url = "wizard"\n', "no URL of a Redis"),
+        ("[server]\nport = {taken}\n", "cannot listen on 127.0.0.1:{taken}"),
+    ],
+)
+def test_check_tells_before_the_start_would(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: str, complaint: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        known = {"folder": str(tmp_path), "taken": taken.getsockname()[1]}
+        path = tmp_path / "keepwarm.toml"
+        path.write_text(settings.format_map(known))
+        home = ["--home", str(tmp_path / "home")]
+        assert main(["check", "--config", str(path), *home]) == 1
+        assert complaint.format_map(known) in capsys.readouterr().err
+
+
+def test_check_of_a_gateway_that_runs_says_so_and_fails_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "home"
+    with socket.create_server(("127.0.0.1", 0)) as listening, claimed(home):
+        path = tmp_path / "keepwarm.toml"
+        path.write_text(f"[server]\nport = {listening.getsockname()[1]}\n")
+        assert main(["check", "--config", str(path), "--home", str(home)]) == 0
+        assert f"in use by the gateway with process id {os.getpid()}" in capsys.readouterr().out
+        with pytest.raises(SettingsError, match=f"process id {os.getpid()}"), claimed(home):
+            pass
+    assert holder_of(home) is None
