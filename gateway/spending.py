@@ -15,6 +15,8 @@ from gateway.protocols.openai import Ask
 from tracing.record import RequestRecord, Usage, UsageSource
 
 _LIMIT_MEMBERS = ("max_completion_tokens", "max_tokens")
+MOST_OUTPUT_TOKENS = 1 << 32
+"""Whatever a client writes, sums of reservations stay integers that every store can hold."""
 
 
 class Spending:
@@ -47,4 +49,6 @@ class Spending:
     def _output_tokens(self, ask: Ask) -> int:
         limits = [ask.form.values.get(name) for name in _LIMIT_MEMBERS]
         named = [limit for limit in limits if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0]
-        return min(named) if named else self._assumed
+        return (
+            min(max(named), MOST_OUTPUT_TOKENS) if named else self._assumed
+        )  # engines differ in which one they follow

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import web
 
 from tests.gateways import gateway_for
@@ -104,3 +105,28 @@ async def test_an_alert_goes_out_once(tmp_path: Path) -> None:
         await client.until(lambda: len(alerts) == 2)
     await runner.cleanup()
     assert [(alert["percent"], alert["limit"]) for alert in alerts] == [(40, 5), (100, 5)]
+
+
+@pytest.mark.parametrize("unit", ["tokens", "money"])
+async def test_a_budget_that_only_watches_refuses_no_number(tmp_path: Path, unit: str) -> None:
+    (tmp_path / "prices.toml").write_text(PRICES)
+    watch = {"name": "watch", "unit": unit, "limit": 1000, "window": "day", "hard": False}
+    billing = {"budgets": [watch], "prices": str(tmp_path / "prices.toml")}
+    async with ScriptedEngine() as engine, gateway_for([engine], tmp_path, billing=billing) as client:
+
+        async def ask(limit: int) -> int:
+            async with client.chat(max_tokens=limit) as response:
+                return int(response.status)
+
+        asks = [ask(limit) for limit in (10**400, *[2**63 - 1] * 4, *[2**62] * 4)]
+        assert await asyncio.gather(*asks) == [200] * 9
+
+
+async def test_the_larger_of_two_output_limits_is_reserved(tmp_path: Path) -> None:
+    tokens = {"name": "t", "unit": "tokens", "limit": 1000, "window": "day"}
+    async with (
+        ScriptedEngine() as engine,
+        gateway_for([engine], tmp_path, billing={"budgets": [tokens]}) as client,
+        client.chat(max_tokens=1, max_completion_tokens=10**6) as response,
+    ):
+        assert response.status == 429
