@@ -67,7 +67,8 @@ class Dispatcher:
         if decision is None:
             return None
         chosen = next(instance for instance in instances if instance.id == decision.instance)
-        reservation = chosen.load.reserve(max(tokens - decision.predicted_hit_tokens, 0))
+        view = next(view for view in views if view.instance == decision.instance)
+        reservation = chosen.load.reserve(view.fresh_tokens(tokens))
         return Route(chosen, decision, reservation, self._expect(chosen.id, prompt))
 
     def _expect(self, instance: str, prompt: Prompt | None) -> Callable[[], None]:

@@ -55,6 +55,7 @@ class InstanceView:
     """One instance at the moment of a decision. ``hit_tokens``: device, host, disk, pool.
 
     ``pending_tokens``: what requests already routed there bring beyond these hits, computed or told of any moment now.
+    It moves the choice and is never claimed as a hit.
     """
 
     instance: str
@@ -66,10 +67,15 @@ class InstanceView:
     exact: bool = True
     pending_tokens: int = 0
 
+    def fresh_tokens(self, prompt_tokens: int) -> int:
+        """Return what would have to be computed there for this prompt alone."""
+        return max(prompt_tokens - sum(self.hit_tokens) - self.pending_tokens, 0)
+
     def expected_ttft_s(self, prompt_tokens: int) -> float:
         """Return the score: see the module."""
-        fresh = max(prompt_tokens - sum(self.hit_tokens) - self.pending_tokens, 0)
-        return (self.queued_tokens + fresh) / self.rates.prefill + self.rates.fetch_s(self.hit_tokens)
+        return (self.queued_tokens + self.fresh_tokens(prompt_tokens)) / self.rates.prefill + self.rates.fetch_s(
+            self.hit_tokens
+        )
 
 
 class Policy(Protocol):
@@ -145,7 +151,7 @@ def decide(
         policy=policy.name,
         instance=chosen.instance,
         candidates=tuple(_candidate(view, prompt_tokens) for view in views),
-        predicted_hit_tokens=sum(chosen.hit_tokens) + chosen.pending_tokens,
+        predicted_hit_tokens=sum(chosen.hit_tokens),
         exact=hashed and chosen.exact,
     )
 

@@ -131,7 +131,7 @@ def test_what_is_on_its_way_counts_as_there_and_its_queue_is_waited_for() -> Non
     assert joined.expected_ttft_s(1000) == pytest.approx(1040 / _RATES.prefill)
     decision = decide([joined, _view("b", queued=100)], 1000, ExpectedTtft(), random.Random(0))
     assert decision is not None
-    assert (decision.instance, decision.predicted_hit_tokens) == ("a", 960)
+    assert (decision.instance, decision.predicted_hit_tokens) == ("a", 0), "what is on its way is not claimed"
     busier = replace(joined, queued_tokens=1200)
     decision = decide([busier, _view("b", queued=100)], 1000, ExpectedTtft(), random.Random(0))
     assert decision is not None
