@@ -73,9 +73,8 @@ class InstanceView:
 
     def expected_ttft_s(self, prompt_tokens: int) -> float:
         """Return the score: see the module."""
-        return (self.queued_tokens + self.fresh_tokens(prompt_tokens)) / self.rates.prefill + self.rates.fetch_s(
-            self.hit_tokens
-        )
+        computed = self.queued_tokens + self.fresh_tokens(prompt_tokens)
+        return computed / self.rates.prefill + self.rates.fetch_s(self.hit_tokens)
 
 
 class Policy(Protocol):
