@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import NamedTuple, TypeAlias
 
@@ -37,11 +37,36 @@ _MAX_ALIKE = 64
 
 _POINT_BYTES = 600
 _MESSAGE_BYTES = 700  # a dictionary with three members and what a list of text parts adds, measured
+_WireKey: TypeAlias = tuple[bytes, int, int]  # scope, messages, digest of the array's beginning
+_OPENING_BYTES = 256
+_LOOK_BACK_ON_WIRE = 16
 _SLACK = 8  # a growing conversation's ids have room for an eighth more
 _BUFFER_BYTES = 4 << 20
+NOT_SERIALIZABLE = (UnicodeEncodeError, OverflowError, TypeError, RecursionError)
 _PointKey: TypeAlias = tuple[bytes, int, int, int]  # scope, messages, their bytes, digest of the last
 _encoder = msgspec.msgpack.Encoder()
 _of_thread = threading.local()
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedIds:
+    """Ids in two pieces: those that a memo holds, and the ones behind them. To join long ones takes time."""
+
+    known: Ids
+    new: Ids
+
+    def __len__(self) -> int:
+        return len(self.known) + len(self.new)
+
+    def behind(self, start: int) -> Ids:
+        """Return the ids from ``start`` on."""
+        if start >= len(self.known):
+            return self.new[start - len(self.known) :]
+        return np.concatenate([self.known[start:], self.new])
+
+    def up_to(self, end: int) -> JoinedIds:
+        """Return the first ``end`` ids, which include all that are known."""
+        return JoinedIds(self.known, self.new[: end - len(self.known)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +81,8 @@ class Point:
     seal: str
     open_text: str
     """Rendered text behind the seal: it is encoded together with what follows."""
+    has_markers: bool
+    """Something up to here spells a control token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +95,43 @@ class Conversation:
     variables: Mapping[str, object]
     guard: str
     cut: str
-    has_markers: bool
-    ids: Ids
     points: tuple[Point, ...]
     hashes: Mapping[HashKey, Hashes]
+    ids: Ids = field(default_factory=lambda: np.empty(0, np.uint32))
+    """The ids before the newest seal; the memo sets them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """Where a body holds the messages' JSON array, from ``[`` at ``start`` to ``]`` before ``end``.
+
+    The same text is the same messages, so a long conversation that grows is recognized without being serialized.
+    """
+
+    body: bytes
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if self.body[self.start : self.start + 1] != b"[" or self.body[self.end - 1 : self.end] != b"]":
+            raise ValueError("there is no JSON array at this place of the body")
+
+    def opening(self) -> int:
+        """Return a digest of the array's beginning, to look for arrays that begin alike."""
+        return xxhash.xxh3_64_intdigest(self.body[self.start : min(self.start + _OPENING_BYTES, self.end)])
+
+    def goes_on(self, known: bytearray) -> bool:
+        """Tell whether the array begins with all the elements of ``known``, an array without its ``]``."""
+        at = self.start + len(known)
+        if at >= self.end or not self.body.startswith(known, self.start):
+            return False
+        while self.body[at] in b" \t\r\n":
+            at += 1
+        return self.body[at] in b",]"
+
+    def elements_behind(self, length: int) -> bytes:
+        """Return the array's text behind its first ``length`` bytes, without ``]``."""
+        return self.body[self.start + length : self.end - 1].rstrip(b" \t\r\n")
 
 
 class Place(NamedTuple):
@@ -94,14 +154,22 @@ class Content:
         self.messages = messages
 
     @classmethod
-    def of(cls, messages: Sequence[Mapping[str, object]], scope: object) -> Content | None:
+    def of(cls, messages: Sequence[Mapping[str, object]], scope: bytes) -> Content | None:
         """Return the content; ``None`` where there is no exact serialization (a lone surrogate, a huge number)."""
         buffer = _buffer()
         try:
             _encoder.encode_into(messages, buffer)
-            return cls(sha256(_encoder.encode(scope)).digest(), buffer, _header_bytes(len(messages)), messages)
-        except (UnicodeEncodeError, OverflowError, TypeError, RecursionError):
+        except NOT_SERIALIZABLE:
             return None
+        return cls(scope, buffer, _header_bytes(len(messages)), messages)
+
+    def fills(self, known: bytearray) -> bool:
+        """Whether ``behind`` can go on from what is known."""
+        return len(known) <= self.length
+
+    def end(self) -> Place:
+        """Return the content's own end."""
+        return next(self.places())
 
     def starts_with(self, known: bytearray, length: int) -> bool:
         """Tell whether the content begins with so many bytes of ``known``. At memory's speed."""
@@ -121,35 +189,75 @@ class Content:
             length -= len(last)
 
 
+class Growth:
+    """What new messages add to the content of a conversation that the wire told."""
+
+    def __init__(self, scope: bytes, known: Known, messages: Sequence[Mapping[str, object]]) -> None:
+        """Serialize the messages behind ``known``. Raises what ``Content.of`` catches."""
+        pieces = [_encoder.encode(message) for message in messages[known.point.messages :]]
+        self.scope, self._known_length, self._new = scope, known.point.content_bytes, b"".join(pieces)
+        self.length = self._known_length + len(self._new)
+        self._end = Place(len(messages), self.length, xxhash.xxh3_64_intdigest(pieces[-1]) if pieces else 0)
+
+    @classmethod
+    def of(cls, scope: bytes, known: Known, messages: Sequence[Mapping[str, object]]) -> Growth | None:
+        """Return the growth, ``None`` like ``Content.of``."""
+        try:
+            return cls(scope, known, messages)
+        except NOT_SERIALIZABLE:
+            return None
+
+    def fills(self, known: bytearray) -> bool:
+        """Whether ``behind`` can go on from what is known."""
+        return len(known) == self._known_length
+
+    def end(self) -> Place:
+        """Return the content's own end."""
+        return self._end
+
+    def behind(self, length: int) -> bytes:
+        """Return the bytes behind the first ``length``, which must be what was known."""
+        assert length == self._known_length
+        return self._new
+
+
 class _Slot:
     """The place of one conversation while it grows; only the memo changes it, under its lock."""
 
-    __slots__ = ("content", "conversation", "ids", "keys", "used_bytes")
+    __slots__ = ("content", "conversation", "ids", "keys", "used_bytes", "wire", "wire_key")
 
     def __init__(self) -> None:
         self.conversation: Conversation | None = None
         self.content = bytearray()
+        self.wire = bytearray()  # the messages' array as it was sent, without its end; empty where that is unknown
+        self.wire_key: _WireKey | None = None
         self.ids: Ids = np.empty(0, np.uint32)  # with room to grow: what is written once is never changed
         self.keys: list[_PointKey] = []  # one for each of the conversation's points
         self.used_bytes = 0
 
-    def take(self, content: Content, conversation: Conversation) -> None:
-        """Hold ``conversation``, which goes on from the one held where it has points before its newest."""
+    def take(self, content: Content | Growth, conversation: Conversation, ids: JoinedIds) -> None:
+        """Hold ``conversation`` with these ids; it goes on from the one held where it has points before its newest."""
         self.content += content.behind(len(self.content))
-        count = len(conversation.ids)
-        kept_ids = len(self.conversation.ids) if self.conversation is not None and len(conversation.points) > 1 else 0
-        if not kept_ids or count > len(self.ids):
-            self.ids, kept_ids = np.empty(count + count // _SLACK + 256, np.uint32), 0
-        self.ids[kept_ids:count] = conversation.ids[kept_ids:]
-        ids = self.ids[:count]
-        ids.flags.writeable = False
-        self.conversation = replace(conversation, ids=ids)
+        count, known = len(ids), len(ids.known)
+        is_same = self.conversation is not None and len(conversation.points) > 1 and known == len(self.conversation.ids)
+        if not is_same or count > len(self.ids):
+            self.ids = np.empty(count + count // _SLACK + 256, np.uint32)
+            self.ids[:known] = ids.known
+        self.ids[known:count] = ids.new
+        held = self.ids[:count]
+        held.flags.writeable = False
+        self.conversation = replace(conversation, ids=held)
 
     def measure(self) -> int:
-        """Return about what this takes: text twice (serialized, and as objects), ids, hashes, points."""
+        """Return about what this takes: text twice or thrice (serialized, as objects, as sent), ids, hashes, points."""
         assert self.conversation is not None
         points, hashes = self.conversation.points, self.conversation.hashes.values()
-        texts = 2 * len(self.content) + _MESSAGE_BYTES * points[-1].messages + 2 * len(points[-1].state.head)
+        texts = (
+            2 * len(self.content)
+            + len(self.wire)
+            + _MESSAGE_BYTES * points[-1].messages
+            + 2 * len(points[-1].state.head)
+        )
         return texts + self.ids.nbytes + sum(chain.nbytes for chain in hashes) + _POINT_BYTES * len(points)
 
 
@@ -160,6 +268,7 @@ class Known:
     conversation: Conversation
     point: Point
     slot: _Slot
+    by_wire: bool = False
 
     def ends_there(self) -> bool:
         """Whether the point is the conversation's newest, and the conversation still the newest of its kind."""
@@ -183,6 +292,7 @@ class ConversationMemo:
         self._limit_bytes, self._used_bytes = limit_bytes, 0
         self._slots: OrderedDict[_Slot, None] = OrderedDict()
         self._points: dict[_PointKey, list[tuple[_Slot, Point]]] = {}
+        self._wires: dict[_WireKey, list[_Slot]] = {}
         self._resumed = self._fresh = 0
         self._lock = threading.Lock()
 
@@ -196,16 +306,37 @@ class ConversationMemo:
                         return Known(slot.conversation, point, slot)
         return None
 
-    def keep(self, content: Content, conversation: Conversation, base: Known | None) -> None:
-        """Remember a conversation whose newest point is the end of ``content``.
+    def find_wire(self, wire: Wire, scope: bytes, messages: int) -> Known | None:
+        """Return a conversation that was sent in the same text up to one of the last few messages."""
+        opening = wire.opening()
+        for count in range(messages, max(messages - _LOOK_BACK_ON_WIRE, 0), -1):
+            with self._lock:
+                for slot in reversed(self._wires.get((scope, count, opening), ())):
+                    if slot.conversation is not None and wire.goes_on(slot.wire):
+                        self._slots.move_to_end(slot)
+                        return Known(slot.conversation, slot.conversation.points[-1], slot, by_wire=True)
+        return None
+
+    def keep(
+        self,
+        content: Content | Growth,
+        conversation: Conversation,
+        ids: JoinedIds,
+        base: Known | None,
+        wire: Wire | None = None,
+    ) -> None:
+        """Remember a conversation whose newest point is the end of ``content``, with its final ids.
 
         It takes the place of ``base`` when that ended where this goes on; other branches stay beside it. Points before
         the newest count only where ``conversation`` has them, so a history that was rewritten leaves none behind.
         """
-        key, point = (content.scope, *next(content.places())), conversation.points[-1]
+        key, point = (content.scope, *content.end()), conversation.points[-1]
         with self._lock:
             self._resumed, self._fresh = self._resumed + (base is not None), self._fresh + (base is None)
-            slot = base.slot if base is not None and base.ends_there() else _Slot()
+            grows = base is not None and base.ends_there()
+            slot = base.slot if base is not None and grows else _Slot()
+            if not content.fills(slot.content):
+                return  # someone else went on from there meanwhile, and this is only the end of a conversation
             superfluous = max(len(slot.keys) + 1 - len(conversation.points), 0)
             for old in slot.keys[:superfluous]:
                 self._drop(old, slot)
@@ -213,7 +344,8 @@ class ConversationMemo:
             alike = self._points.setdefault(key, [])
             alike.append((slot, point))
             del alike[:-_MAX_ALIKE]
-            slot.take(content, conversation)
+            slot.take(content, conversation, ids)
+            self._take_wire(slot, wire, content.scope, base if grows else None)
             self._used_bytes -= slot.used_bytes
             slot.used_bytes = slot.measure()
             self._used_bytes += slot.used_bytes
@@ -224,6 +356,7 @@ class ConversationMemo:
                 self._used_bytes -= evicted.used_bytes
                 for old in evicted.keys:
                     self._drop(old, evicted)
+                self._take_wire(evicted, None, content.scope, None)
                 evicted.conversation, evicted.keys, evicted.used_bytes = None, [], 0
 
     def stats(self) -> ConversationStats:
@@ -231,12 +364,40 @@ class ConversationMemo:
         with self._lock:
             return ConversationStats(len(self._slots), self._used_bytes, self._resumed, self._fresh)
 
+    def _take_wire(self, slot: _Slot, wire: Wire | None, scope: bytes, base: Known | None) -> None:
+        """Remember how the conversation of ``slot`` was sent; nothing without ``wire``."""
+        if slot.wire_key is not None:
+            left = [other for other in self._wires.get(slot.wire_key, ()) if other is not slot]
+            if left:
+                self._wires[slot.wire_key] = left
+            else:
+                self._wires.pop(slot.wire_key, None)
+            slot.wire_key = None
+        if wire is None or slot.conversation is None:
+            slot.wire = bytearray()
+            return
+        if base is None or not base.by_wire:
+            slot.wire = bytearray()
+        slot.wire += wire.elements_behind(len(slot.wire))
+        slot.wire_key = (scope, slot.conversation.points[-1].messages, wire.opening())
+        alike = self._wires.setdefault(slot.wire_key, [])
+        alike.append(slot)
+        del alike[:-_MAX_ALIKE]
+
     def _drop(self, key: _PointKey, slot: _Slot) -> None:
         left = [found for found in self._points.get(key, ()) if found[0] is not slot]
         if left:
             self._points[key] = left
         else:
             self._points.pop(key, None)
+
+
+def scope_of(*parts: object) -> bytes | None:
+    """Return a digest of what else a prompt depends on, beside its messages; ``None`` like ``Content.of``."""
+    try:
+        return sha256(_encoder.encode(parts)).digest()
+    except NOT_SERIALIZABLE:
+        return None
 
 
 def _buffer() -> bytearray:

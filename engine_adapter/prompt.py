@@ -21,11 +21,15 @@ from engine_adapter.conversations import (
     Conversation,
     ConversationMemo,
     ConversationStats,
+    Growth,
     Hashes,
     HashKey,
     Ids,
+    JoinedIds,
     Known,
     Point,
+    Wire,
+    scope_of,
 )
 from engine_adapter.markers import Markers, contains_any, unused_marks
 from engine_adapter.messages import check_messages, check_tools, for_model_template, tag_end, up_to_tag
@@ -36,9 +40,18 @@ from engine_adapter.segments import MemoStats, SegmentEncoder, control_tokens
 from engine_adapter.tekken import load_tekken
 from kvstore.block import routing_hash_array
 
-__all__ = ["DEFAULT_TEMPLATE", "EncodedPrompt", "PromptEncoder", "PromptError", "PromptOptions", "TemplateError"]
+__all__ = [
+    "DEFAULT_TEMPLATE",
+    "EncodedPrompt",
+    "PromptEncoder",
+    "PromptError",
+    "PromptOptions",
+    "TemplateError",
+    "Wire",
+]
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_NO_IDS: Ids = np.empty(0, np.uint32)
 _MAX_CHAINS = 8  # of one conversation: seeds times block sizes
 
 
@@ -57,10 +70,18 @@ class PromptOptions:
 class EncodedPrompt:
     """A prompt's ids, and its routing hashes by block size. Don't write to the arrays."""
 
-    ids: Ids
+    joined: JoinedIds
     hashes: Mapping[int, Hashes]
     has_markers: bool
     """Something in the messages or tools spells a control token; another encoder may take it for one."""
+
+    def __len__(self) -> int:
+        return len(self.joined)
+
+    @property
+    def ids(self) -> Ids:
+        """All ids, joined when asked for."""
+        return self.joined.behind(0)
 
 
 class PromptEncoder:
@@ -139,16 +160,18 @@ class PromptEncoder:
         seed: int = 0,
         block_sizes: Iterable[int] = (),
         options: PromptOptions | None = None,
+        wire: Wire | None = None,
     ) -> EncodedPrompt:
         """Return the chat's ids and their routing hashes under ``seed``.
 
-        Raises ``PromptError`` for a bad role, malformed content, or what the template refuses. Costs O(new text) for a
-        conversation that goes on from a known one, beside serializing the messages (0.4 µs a kB) and copying the ids;
-        O(text) for others, less the encoding of segments that are known.
+        ``wire``: where ``messages`` were read from, if they still are what stands there. Raises ``PromptError`` for a
+        bad role, malformed content, or what the template refuses. Costs O(new text) for a conversation that goes on
+        from a known one, beside comparing the old text at memory's speed (and, without ``wire``, serializing it: about
+        0.5 µs a kB); O(text) for others, less the encoding of segments that are known.
         """
         options = options or PromptOptions()
-        content = _content(messages, tools, options)
-        known = self._conversations.find(content) if content is not None else None
+        scope = _scope(messages, tools, options)
+        known, content = self._find(messages, scope, wire)
         guarded = self._prepare_more(messages, known) if known is not None else None
         if known is None or guarded is None:
             known, guarded = None, self._prepare(messages, tools, options)
@@ -157,10 +180,25 @@ class PromptEncoder:
         tokens = self._encode(rendered, guarded, base)
         old = base.conversation.hashes if base is not None else {}
         hashes = {size: _chain(tokens, seed, size, old.get((seed, size))) for size in set(block_sizes)}
-        if content is not None and rendered.state is not None and (base is None or base.point.messages < len(messages)):
-            chains = {**old, **{(seed, size): chain for size, chain in hashes.items()}}
-            self._conversations.keep(content, _grown(content, guarded, rendered.state, tokens, chains, base), known)
+        if scope is not None and rendered.state is not None and (base is None or base.point.messages < len(messages)):
+            added = content or (Growth.of(scope, known, messages) if known is not None else Content.of(messages, scope))
+            if added is not None:
+                chains = {**old, **{(seed, size): chain for size, chain in hashes.items()}}
+                grown = _grown(added.length, guarded, rendered.state, tokens, chains, base)
+                self._conversations.keep(added, grown, tokens.ids.up_to(tokens.sealed), known, wire)
         return EncodedPrompt(tokens.ids, hashes, tokens.has_markers)
+
+    def _find(
+        self, messages: Sequence[Mapping[str, object]], scope: bytes | None, wire: Wire | None
+    ) -> tuple[Known | None, Content | None]:
+        """Return what is known of the conversation, and its content where that had to be made."""
+        if scope is None:
+            return None, None
+        known = self._conversations.find_wire(wire, scope, len(messages)) if wire is not None else None
+        if known is not None:
+            return known, None
+        content = Content.of(messages, scope)
+        return (self._conversations.find(content) if content is not None else None), content
 
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of a raw prompt as the model's tokenizer makes them: control tokens in it count as such."""
@@ -235,12 +273,18 @@ class PromptEncoder:
             guard=guarded.guard,
             cut=guarded.cut,
         )
-        new = encoded.ids
-        old_count = point.tokens if point is not None else 0
-        ids = np.concatenate([base.conversation.ids[:old_count], new]) if base is not None else new
+        known = base.conversation.ids[: base.point.tokens] if base is not None else _NO_IDS
         seal = encoded.seal
-        has_markers = (base is not None and base.conversation.has_markers) or guarded.guard in rendering.text
-        return _Tokens(ids, old_count, old_count + seal.tokens, seal.token, text[seal.chars : settled], has_markers)
+        marked_before = point is not None and point.has_markers
+        marked_settled = marked_before or text.find(guarded.guard, 0, settled) >= 0
+        return _Tokens(
+            JoinedIds(known, encoded.ids),
+            len(known) + seal.tokens,
+            seal.token,
+            text[seal.chars : settled],
+            marked_settled,
+            marked_settled or guarded.guard in rendering.rest,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,38 +301,38 @@ class _Guarded:
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """A prompt's ids: ``known`` came from the memo, ``sealed`` stay when the conversation goes on."""
+    """A prompt's ids, of which ``sealed`` stay when the conversation goes on."""
 
-    ids: Ids
-    known: int
+    ids: JoinedIds
     sealed: int
     seal: str
     open_text: str
+    has_settled_markers: bool
     has_markers: bool
 
 
-def _content(
+def _scope(
     messages: Sequence[Mapping[str, object]],
     tools: Sequence[Mapping[str, object]] | None,
     options: PromptOptions,
-) -> Content | None:
-    """Return by what the conversation is remembered; ``None`` where it is not."""
+) -> bytes | None:
+    """Return what the conversation is remembered under; ``None`` where it is not."""
     if options.continue_final_message or not messages:
         return None
-    return Content.of(messages, [tools, options.add_generation_prompt, options.variables])
+    return scope_of(tools, options.add_generation_prompt, options.variables)
 
 
 def _chain(tokens: _Tokens, seed: int, size: int, old: Hashes | None) -> Hashes:
     """Hash the blocks that ``old`` does not hold."""
-    ids = cast("Sequence[int]", tokens.ids)  # an array is all that hashing needs of a sequence
-    keep = min(len(old), tokens.known // size) if old is not None else 0
+    keep = min(len(old), len(tokens.ids.known) // size) if old is not None else 0
+    new = cast("Sequence[int]", tokens.ids.behind(keep * size))  # an array is all that hashing needs of a sequence
     if old is None or not keep:
-        return routing_hash_array(ids, size, seed)
-    return np.concatenate([old[:keep], routing_hash_array(ids[keep * size :], size, seed, parent=int(old[keep - 1]))])
+        return routing_hash_array(new, size, seed)
+    return np.concatenate([old[:keep], routing_hash_array(new, size, seed, parent=int(old[keep - 1]))])
 
 
 def _grown(
-    content: Content,
+    content_bytes: int,
     guarded: _Guarded,
     state: LoopState,
     tokens: _Tokens,
@@ -296,7 +340,15 @@ def _grown(
     base: Known | None,
 ) -> Conversation:
     """Return the conversation as it stands now, with the points that it had where it only grew."""
-    point = Point(len(guarded.messages), content.length, state, tokens.sealed, tokens.seal, tokens.open_text)
+    point = Point(
+        len(guarded.messages),
+        content_bytes,
+        state,
+        tokens.sealed,
+        tokens.seal,
+        tokens.open_text,
+        tokens.has_settled_markers,
+    )
     earlier = base.conversation.points if base is not None and base.ends_there() else ()
     newest = list(hashes.items())[-_MAX_CHAINS:]
     return Conversation(
@@ -305,8 +357,6 @@ def _grown(
         variables=guarded.variables,
         guard=guarded.guard,
         cut=guarded.cut,
-        has_markers=tokens.has_markers,
-        ids=tokens.ids[: tokens.sealed],
         points=(*earlier, point)[-MAX_POINTS:],
         hashes={key: chain[: tokens.sealed // key[1]] for key, chain in newest},
     )

@@ -144,7 +144,7 @@ class Pipeline:
             admitted.ask,
             admitted.salt,
             self._dispatcher.block_sizes(admitted.model),
-            len(admitted.body),
+            admitted.body,
         )
         draft.prompt_tokens = prompt.tokens if prompt is not None and prompt.is_counted else None
         draft.counts_checked = draft.counts_checked and prompt is not None and prompt.is_comparable

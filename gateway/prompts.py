@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from engine_adapter.prompt import EncodedPrompt, PromptEncoder, PromptError, PromptOptions, TemplateError
+from engine_adapter.prompt import EncodedPrompt, PromptEncoder, PromptError, PromptOptions, TemplateError, Wire
 from gateway.agreement import Agreement, AgreementState
 from gateway.protocols.openai import Ask
 from gateway.text_chunks import BYTES_PER_TOKEN, chunk_hashes, conversation_bytes
@@ -30,8 +30,11 @@ INLINE_BYTES = 4096
 LONG_BYTES = 1 << 20
 """Longer bodies have a thread of their own: nobody else's prompt waits behind one."""
 
-MAX_EXACT_BYTES = 8 << 20
-"""Longer bodies aren't tokenized, since no model reads two million tokens; an engine will refuse them."""
+MAX_EXACT_BYTES = 4 << 20
+"""Longer bodies are not tokenized: few models read a million tokens, and an engine will refuse them sooner."""
+
+WIRE_BYTES = 1 << 15
+"""From this length on, a conversation that grows is recognized by the text in which it was sent."""
 
 MAX_WAITING_BYTES = 64 << 20
 """While bodies of this length wait for a thread, further ones are routed by load alone."""
@@ -96,12 +99,17 @@ class PromptBook:
         return False
 
     async def encode(
-        self, model: str, ask: Ask, salt: str | None, block_sizes: Iterable[int], body_bytes: int
+        self, model: str, ask: Ask, salt: str | None, block_sizes: Iterable[int], body: bytes
     ) -> Prompt | None:
-        """Return the prompt as the engine will see it, or as near as can be known; ``None`` where that is nothing."""
+        """Return the prompt as the engine will see it, or as near as can be known; ``None`` where that is nothing.
+
+        ``body`` is what ``ask`` was read from.
+        """
+        body_bytes = len(body)
         job = _Job(
             encoder=self._encoders.get(model) if body_bytes <= MAX_EXACT_BYTES else None,
             ask=ask,
+            body=body,
             model=model,
             salt=salt,
             block_sizes=tuple(set(block_sizes)),
@@ -148,6 +156,7 @@ class _Job:
 
     encoder: PromptEncoder | None
     ask: Ask
+    body: bytes
     model: str
     salt: str | None
     block_sizes: Sequence[int]
@@ -178,10 +187,15 @@ class _Job:
         if options is None:
             return None
         encoded: EncodedPrompt = self.encoder.encode_chat_hashed(
-            ask.messages, ask.tools, seed=seed, block_sizes=self.block_sizes, options=options
+            ask.messages,
+            ask.tools,
+            seed=seed,
+            block_sizes=self.block_sizes,
+            options=options,
+            wire=wire_of(ask, self.body),
         )
         return Prompt(
-            len(encoded.ids),
+            len(encoded),
             cast("Mapping[int, Sequence[int]]", encoded.hashes),
             is_comparable=not (encoded.has_markers or options.continue_final_message),
         )
@@ -200,6 +214,17 @@ class _Job:
         hashes = chunk_hashes(data, self.block_sizes, self.model, self.salt)
         tokens = len(data) // BYTES_PER_TOKEN
         return Prompt(tokens, hashes, is_exact=False, is_counted=False, is_comparable=False)
+
+
+def wire_of(ask: Ask, body: bytes) -> Wire | None:
+    """Return where a long body holds the messages; short ones are serialized sooner than looked at."""
+    member = next((member for member in reversed(ask.form.members) if member.name == "messages"), None)
+    if len(body) < WIRE_BYTES or member is None:
+        return None
+    text = ask.form.text
+    if text.isascii():
+        return Wire(body, member.start, member.end)
+    return Wire(body, len(text[: member.start].encode()), len(body) - len(text[member.end :].encode()))
 
 
 def _options(values: Mapping[str, object]) -> PromptOptions | None:

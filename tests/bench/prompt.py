@@ -1,7 +1,7 @@
 """``./bench prompt [--json FILE]``: what it costs to make block hashes of an agent's next step.
 
 For each size of context (5k, 8k and 100k tokens) and each growth (300 and 500 tokens) some agents' runs, with a tool
-call and its result a step, have just reached that size; their next steps are measured, in turn:
+call and its result a step, have just reached that size; their next steps are measured, all in turn:
 
 * ``body_ms``: reading the body, which is linear in it whatever is done with it (``read_ask``).
 * ``prompt_ms``: messages to ids and routing hashes (``PromptEncoder.encode_chat_hashed``).
@@ -21,12 +21,14 @@ import random
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from engine_adapter.embedded.weights import ensure_default_model
-from engine_adapter.prompt import EncodedPrompt, PromptEncoder
+from engine_adapter.prompt import EncodedPrompt, PromptEncoder, Wire
+from gateway.prompts import wire_of
 from gateway.protocols.openai import read_ask
 
 CONTEXTS = (5_000, 8_000, 100_000)
@@ -85,7 +87,7 @@ class Agent:
 
     def grow(self, tokens: int) -> None:
         """Take steps, each encoded as it comes, until the prompt has so many tokens."""
-        while _prompt(self._encoder, self.messages).ids.size < tokens - self._growth:
+        while len(_prompt(self._encoder, self.messages)) < tokens - self._growth:
             self.messages = self.step(self.messages)
 
     def _text(self, tokens: int) -> str:
@@ -94,44 +96,62 @@ class Agent:
         return "\n".join(f"{number:4}  {line}" for number, line in enumerate(lines))
 
 
-def measure(model_dir: Path, context: int, growth: int, agents: int) -> dict[str, Any]:
-    """Measure the next ``STEPS`` steps of several agents that have reached a context, in turn."""
-    encoder = PromptEncoder.load(model_dir, conversation_bytes=1 << 30)
-    forgetful = PromptEncoder.load(model_dir, conversation_bytes=0, memo_bytes=1 << 28)
-    naive = PromptEncoder.load(model_dir, memo_bytes=0, conversation_bytes=0)
-    runs = [Agent(encoder, growth, seed) for seed in range(agents)]
-    for agent in runs:
-        agent.grow(context)
-        forgetful.encode_chat_hashed(agent.messages, [TOOL])
-    start_tokens = _prompt(encoder, runs[0].messages).ids.size
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in ("body", "prompt", "whole", "naive")}
-    gc.collect()
-    gc.freeze()  # what stands here is the benchmark's
-    for _ in range(STEPS):
-        for agent in runs:
-            agent.messages = agent.step(agent.messages)
-            body = json.dumps({"model": "m", "messages": agent.messages, "tools": [TOOL]}).encode()
-            ask = _timed(times["body"], lambda body=body: read_ask(body, "chat"))  # type: ignore[misc]
-            prompt = _timed(times["prompt"], lambda ask=ask: _prompt(encoder, ask.messages))  # type: ignore[misc]
-            if agent in runs[:3]:
-                whole = _timed(times["whole"], lambda ask=ask: _prompt(forgetful, ask.messages))  # type: ignore[misc]
-                again = _timed(times["naive"], lambda ask=ask: _prompt(naive, ask.messages))  # type: ignore[misc]
-                assert prompt.ids.tolist() == whole.ids.tolist() == again.ids.tolist()
-                assert prompt.hashes[BLOCK_SIZE].tolist() == again.hashes[BLOCK_SIZE].tolist()
-    gc.unfreeze()
-    return {
-        "context_tokens": int(start_tokens),
-        "new_tokens": (_prompt(encoder, runs[0].messages).ids.size - start_tokens) / STEPS,
-        "messages": len(runs[0].messages),
-        "body_bytes": len(body),
-        "resumed": encoder.conversation_stats().resumed,
-        **{f"{name}_ms": _quantiles([wall for wall, _ in values]) for name, values in times.items()},
-        **{f"{name}_cpu_ms": _quantiles([own for _, own in values]) for name, values in times.items()},
-    }
+class Case:
+    """Agents that have reached one context and grow alike, and what was measured of them."""
+
+    def __init__(self, encoders: Encoders, context: int, growth: int, agents: int) -> None:
+        self.encoders, self.context = encoders, context
+        self.agents = [Agent(encoders.ours, growth, seed=context * 1000 + growth + seed) for seed in range(agents)]
+        self.times: dict[str, list[tuple[float, float]]] = {name: [] for name in ("body", "prompt", "whole", "naive")}
+        self.new_tokens: list[int] = []
+        self._lengths = []
+        for agent in self.agents:
+            agent.grow(context)
+            self._lengths.append(len(_prompt(encoders.ours, agent.messages)))
+            _prompt(encoders.forgetful, agent.messages)
+        self.body_bytes = 0
+
+    def step(self, number: int) -> None:
+        """Take one agent's next step, and measure it."""
+        agent, encoders, times = self.agents[number], self.encoders, self.times
+        agent.messages = agent.step(agent.messages)
+        body = json.dumps({"model": "m", "messages": agent.messages, "tools": [TOOL]}).encode()
+        self.body_bytes = len(body)
+        ask = _timed(times["body"], lambda: read_ask(body, "chat"))
+        prompt = _timed(times["prompt"], lambda: _prompt(encoders.ours, ask.messages, wire_of(ask, body)))
+        self.new_tokens.append(len(prompt) - self._lengths[number])
+        self._lengths[number] = len(prompt)
+        if number < 3:
+            whole = _timed(times["whole"], lambda: _prompt(encoders.forgetful, ask.messages))
+            again = _timed(times["naive"], lambda: _prompt(encoders.naive, ask.messages))
+            assert prompt.ids.tolist() == whole.ids.tolist() == again.ids.tolist()
+            assert prompt.hashes[BLOCK_SIZE].tolist() == again.hashes[BLOCK_SIZE].tolist()
+
+    def result(self) -> dict[str, Any]:
+        """Return what was measured."""
+        return {
+            "context_tokens": self._lengths[0],
+            "new_tokens": sum(self.new_tokens) / len(self.new_tokens),
+            "messages": len(self.agents[0].messages),
+            "body_bytes": self.body_bytes,
+            **{f"{name}_ms": _quantiles([wall for wall, _ in values]) for name, values in self.times.items()},
+            **{f"{name}_cpu_ms": _quantiles([own for _, own in values]) for name, values in self.times.items()},
+        }
 
 
-def _prompt(encoder: PromptEncoder, messages: Sequence[Mapping[str, object]]) -> EncodedPrompt:
-    return encoder.encode_chat_hashed(messages, [TOOL], seed=1, block_sizes=[BLOCK_SIZE])
+@dataclass(frozen=True)
+class Encoders:
+    """One model's encoder with all its memory, without memory of conversations, and with none."""
+
+    ours: PromptEncoder
+    forgetful: PromptEncoder
+    naive: PromptEncoder
+
+
+def _prompt(
+    encoder: PromptEncoder, messages: Sequence[Mapping[str, object]], wire: Wire | None = None
+) -> EncodedPrompt:
+    return encoder.encode_chat_hashed(messages, [TOOL], seed=1, block_sizes=[BLOCK_SIZE], wire=wire)
 
 
 def _timed(times: list[tuple[float, float]], work: Callable[[], Any]) -> Any:
@@ -149,13 +169,26 @@ def _quantiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def run(agents: int) -> dict[str, Any]:
-    """Measure everything in one process."""
+    """Measure everything in one process, the cases in turn, so that what else the machine does falls on all alike."""
     model_dir = ensure_default_model()
-    cases = {
-        f"{context // 1000}k+{growth}": measure(model_dir, context, growth, agents)
+    encoders = Encoders(
+        PromptEncoder.load(model_dir, conversation_bytes=1 << 31, memo_bytes=1 << 28),
+        PromptEncoder.load(model_dir, conversation_bytes=0, memo_bytes=1 << 28),
+        PromptEncoder.load(model_dir, conversation_bytes=0, memo_bytes=0),
+    )
+    running = {
+        f"{context // 1000}k+{growth}": Case(encoders, context, growth, agents)
         for context in CONTEXTS
         for growth in GROWTHS
     }
+    gc.collect()
+    gc.freeze()  # what stands here is the benchmark's
+    for _ in range(STEPS):
+        for number in range(agents):
+            for case in running.values():
+                case.step(number)
+    gc.unfreeze()
+    cases = {name: case.result() for name, case in running.items()}
     ratios: dict[str, float] = {}
     for name, case in cases.items():
         growth = name.split("+")[1]
@@ -168,6 +201,7 @@ def run(agents: int) -> dict[str, Any]:
         "agents": agents,
         "steps": STEPS,
         "versions": {"python": platform.python_version(), **{n: version(n) for n in ("tokenizers", "jinja2", "numpy")}},
+        "conversations": asdict(encoders.ours.conversation_stats()),
         "cases": cases,
         "ratios": ratios,
     }

@@ -47,7 +47,7 @@ async def book(folder: Path) -> Any:
 async def prompt_of(book: PromptBook, *, model: str = "m", salt: str | None = None, **members: Any) -> Prompt | None:
     endpoint = "completions" if "prompt" in members else "chat"
     body = json.dumps({"model": model, **members}).encode()
-    return await book.encode(model, read_ask(body, endpoint), salt, {4, 16}, len(body))
+    return await book.encode(model, read_ask(body, endpoint), salt, {4, 16}, body)
 
 
 async def test_a_chat_is_exact_and_its_hashes_go_on(book: PromptBook) -> None:
