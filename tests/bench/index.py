@@ -7,6 +7,8 @@
 * ``match_2000_ms``: the same with 2,000 blocks, with picking the longest run, P50 and P99 over single calls.
 * ``bytes_per_block``: growth of the resident set of a fresh process that is told 10 million blocks (aliases included)
   in chains of 64 spread over 64 instances; ``bytes_per_extra_holder``: and then a second holder for each.
+* ``decision_ms`` at 8k tokens that add 500, ``decision_ms_5k`` and ``decision_ms_100k`` that add 300, ``body_ms_…`` and
+  ``decision_parts_ms``: an agent's next step from its bytes to the chosen instance (``tests/bench/decision.py``).
 * ``soak``: resident set after the first half and at the end of many unique prompts under a small budget.
 
 ``peers``: ``naive`` is the oracle in dictionaries. ``dynamo`` is ``RadixTree`` of ``ai-dynamo-runtime``, run in the
@@ -43,6 +45,7 @@ from radix_index.base import HashArray, PrefixIndex
 from radix_index.index import RadixIndex
 from radix_index.naive import NaiveIndex
 from radix_index.source import SourceFold
+from tests.bench.decision import measure_decisions
 
 INSTANCES, MATCH_BLOCKS, CHAIN = 64, 512, 64
 DYNAMO_VARIABLE = "KEEPWARM_DYNAMO_PYTHON"
@@ -298,6 +301,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         **ours["prefixes"],
         "match_by_shape": ours,
         "match_2000_ms": {shape: long_match_ms(shape, 200 if quick else 3000) for shape in SHAPES},
+        **measure_decisions(2 if quick else options.agents),
         "without_compiled_index": plain,
         "soak": alone(measure_soak, 5000 if quick else options.soak_prompts),
         "peers": peers,
@@ -323,6 +327,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     parser.add_argument("--blocks", type=int, default=10_000_000, help="blocks for the memory figures")
     parser.add_argument("--soak-prompts", type=int, default=200_000, help="unique prompts of the soak")
+    parser.add_argument("--agents", type=int, default=25, help="agents in each case of the decisions, of 8 steps")
     parser.add_argument("--runs", type=int, default=100, help="short runs of which the best counts")
     parser.add_argument("--quick", action="store_true", help="small numbers: shows that it works, measures little")
     options = parser.parse_args(argv)
