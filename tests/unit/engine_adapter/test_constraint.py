@@ -63,7 +63,9 @@ def test_the_mask_has_the_models_vocabulary_and_allows_one_opening(
 
 @given(
     a=st.integers(-(10**9), 10**9),
-    note=st.text(st.characters(max_codepoint=0x2FFFF, exclude_characters="\x7f", exclude_categories=["Cs"]), max_size=20),
+    note=st.text(
+        st.characters(max_codepoint=0x2FFFF, exclude_characters="\x7f", exclude_categories=["Cs"]), max_size=20
+    ),
 )
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_valid_call_in_the_templates_form_passes(
