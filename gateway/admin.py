@@ -131,7 +131,7 @@ def run_json(records: list[RequestRecord]) -> bytes:
 
 def instance_facts(instance: Instance) -> dict[str, object]:
     """Return what there is to say of an instance."""
-    facts, rates, knowledge = instance.facts, instance.rates, instance.knowledge
+    facts, rates, knowledge, predicted = instance.facts, instance.rates, instance.knowledge, instance.predicted
     return {
         "id": instance.id,
         "url": instance.spec.url,
@@ -143,6 +143,23 @@ def instance_facts(instance: Instance) -> dict[str, object]:
         "running": instance.load.running,
         "queued_tokens": instance.load.queued_tokens,
         "events": None if knowledge is None else knowledge.value,
+        "predicted": None
+        if predicted is None
+        else {
+            "blocks": predicted.blocks,
+            "block_size": predicted.block_size,
+            "capacity_tokens": predicted.capacity_blocks * predicted.block_size,
+        },
+        "prediction": {
+            basis: {
+                "answers": score.answers,
+                "exact_share": round(score.exact_share, 4),
+                "mean_error_tokens": round(score.mean_error_tokens, 1),
+                "mean_absolute_error_tokens": round(score.mean_absolute_error_tokens, 1),
+            }
+            for basis, score in instance.scores.items()
+            if score.answers
+        },
         "prefill_tokens_per_s": round(rates.prefill, 1),
         "block_size": facts.block_size if facts is not None else None,
         "capacity_tokens": facts.capacity_tokens if facts is not None else None,

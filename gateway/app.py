@@ -23,16 +23,18 @@ from billing.counters import LedgerCounters
 from billing.ledger import Ledger
 from billing.prices import PriceBook
 from engine_adapter.embedded.launch import EmbeddedProcess
-from engine_adapter.http import AiohttpClient
+from engine_adapter.wire_client import WireClient
 from gateway import assembly
 from gateway.admin import Admin
 from gateway.alerts import Webhook
 from gateway.attempt import Attempter
+from gateway.console.instances import instance_row
 from gateway.console.routes import routes as console_routes
 from gateway.dispatch import Dispatcher
 from gateway.errors import SettingsError
 from gateway.fleet import Fleet, HealthOptions, Instance
 from gateway.flights import Flights
+from gateway.front import Front
 from gateway.gauges import StateCollector
 from gateway.home import claimed
 from gateway.http import Edge, EdgeOptions, make_app, protocol_log
@@ -113,7 +115,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         spans = _spans(settings)
         if spans is not None:
             stack.push_async_callback(asyncio.to_thread, spans.close, _FLUSH_S)
-        client = await stack.enter_async_context(AiohttpClient())
+        client = await stack.enter_async_context(WireClient())
         prompts = PromptBook()
         stack.callback(prompts.close)
 
@@ -167,9 +169,16 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         )
         edge_options = EdgeOptions(body_cap_bytes=settings.server.body_cap_bytes)
         app = make_app(edge_options)
-        app.add_routes(Edge(pipeline, keys, models, edge_options).routes())
+        edge = Edge(pipeline, keys, models, edge_options)
+        app.add_routes(edge.routes())
         app.add_routes(admin.routes())
-        app.add_routes(console_routes(traces, tenant_of=lambda request: _tenant_of(keys, request)))
+        app.add_routes(
+            console_routes(
+                traces,
+                tenant_of=lambda request: _tenant_of(keys, request),
+                instances=lambda: [instance_row(instance) for instance in fleet.instances.values()],
+            )
+        )
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(fleet.run(), name="fleet")]
@@ -179,7 +188,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
                 was_ready = _ever_healthy(fleet.instances[name])
                 tasks.append(group.create_task(process.run(was_ready), name=f"engine {name}"))
             try:
-                async with _listening(app, settings) as (runner_url, stop_listening):
+                async with _listening(app, edge, settings) as (runner_url, stop_listening):
                     yield Gateway(runner_url, flights, fleet, index, ledger, traces, metrics, processes)
                     await _drain(flights, settings, stop_listening)
             finally:
@@ -199,7 +208,7 @@ async def _drain(flights: Flights, settings: Settings, stop_listening: Callable[
 
 
 @asynccontextmanager
-async def _listening(app: web.Application, settings: Settings) -> AsyncIterator[tuple[str, Callable[[], object]]]:
+async def _listening(app: web.Application, edge: Edge, settings: Settings) -> AsyncIterator[tuple[str, Callable[[], object]]]:
     runner = web.AppRunner(
         app,
         handler_cancellation=True,
@@ -211,16 +220,23 @@ async def _listening(app: web.Application, settings: Settings) -> AsyncIterator[
     await runner.setup()
     host, port = settings.server.host, settings.server.port
     assert runner.server is not None
+    front = Front(edge.front_handlers(), runner.server, body_cap_bytes=settings.server.body_cap_bytes)
+
+    def stop() -> None:
+        server.close()
+        front.leave()
+
     try:
         try:
-            server = await asyncio.get_running_loop().create_server(runner.server, host, port, backlog=1024)
+            server = await asyncio.get_running_loop().create_server(front, host, port, backlog=1024)
         except OSError as error:
             raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}") from None
         shown = f"[{host}]" if ":" in host else host
         try:
-            yield f"http://{shown}:{server.sockets[0].getsockname()[1]}", server.close
+            yield f"http://{shown}:{server.sockets[0].getsockname()[1]}", stop
         finally:
             server.close()
+            await front.close()
     finally:
         await runner.cleanup()
 

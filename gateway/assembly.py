@@ -97,6 +97,7 @@ def instance_spec(settings: InstanceSettings) -> InstanceSpec:
         models=settings.models,
         pool=settings.pool,
         follows_events=settings.events == "auto",
+        capacity_tokens=settings.capacity_tokens,
     )
 
 

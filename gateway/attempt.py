@@ -162,6 +162,8 @@ class Attempter:
                 elapsed_s = (draft.now_ns() - sent_ns) / 1e9
                 instance.rates = instance.rates.learned(route.reservation.ahead_tokens, elapsed_s)
                 route.reservation.answered()
+                if route.watch is not None:
+                    route.watch.computed()
 
         draft.status = 200
         await writer.start(self.headers(draft))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from gateway.fleet import Fleet, Instance
 from gateway.prompts import Prompt
+from gateway.residency import Watch, watch_events, watch_prediction
 from gateway.routing import InstanceView, Policy, Reservation, decide, usable_hits
 from radix_index.base import InstanceMatch, Knowledge, PrefixIndex
 from tracing.record import Decision
@@ -37,6 +38,8 @@ class Route:
     decision: Decision
     reservation: Reservation
     forget_blocks: Callable[[], None]
+    watch: Watch | None = None
+    """Wants to know what the instance reports of this prompt."""
 
     def release(self) -> None:
         """The request is over there. Once."""
@@ -69,7 +72,19 @@ class Dispatcher:
         chosen = next(instance for instance in instances if instance.id == decision.instance)
         view = next(view for view in views if view.instance == decision.instance)
         reservation = chosen.load.reserve(view.fresh_tokens(tokens))
-        return Route(chosen, decision, reservation, self._expect(chosen.id, prompt))
+        watch = self._watch(chosen, prompt, decision)
+        return Route(chosen, decision, reservation, self._expect(chosen.id, prompt), watch)
+
+    def _watch(self, chosen: Instance, prompt: Prompt | None, decision: Decision) -> Watch | None:
+        """Return who wants to hear how true the prediction was; nobody where a prompt has no blocks to predict."""
+        size = self._index.instances().get(chosen.id)
+        hashes = prompt.hashes.get(size, ()) if prompt is not None and size is not None else ()
+        if prompt is None or size is None or not len(hashes):
+            return None
+        if chosen.predicted is not None:
+            expectation = chosen.predicted.expect(hashes, prompt.tokens, is_approximate=not prompt.is_exact)
+            return watch_prediction(chosen.predicted, expectation)
+        return watch_events(chosen.scores["events"], decision.predicted_hit_tokens, size) if decision.exact else None
 
     def _expect(self, instance: str, prompt: Prompt | None) -> Callable[[], None]:
         """Let the index expect the prompt's blocks there; return what ends that."""
@@ -95,7 +110,10 @@ class Dispatcher:
             hits, pending = _NO_HITS, 0
             if match is not None:
                 size = sizes[instance.id]
-                hits = usable_hits(match.tier_blocks, size, tokens)
+                device, *slower = match.tier_blocks
+                if instance.predicted is not None and prompt is not None:
+                    device += instance.predicted.tail_blocks(prompt.hashes[size], match.blocks)
+                hits = usable_hits((device, *slower), size, tokens)
                 pending = min(match.pending_blocks * size, max((tokens - 1) // size * size - sum(hits), 0))
             views.append(
                 InstanceView(

@@ -11,6 +11,7 @@ from billing.budgets import Ticket
 from gateway.errors import GatewayError
 from gateway.identity import ANONYMOUS
 from gateway.protocols.openai import AnswerReader
+from gateway.residency import Watch
 from tracing.messages import MessageChain
 from tracing.record import (
     Attempt,
@@ -53,6 +54,7 @@ class Draft:
     message_tip: str | None = None
     reader: AnswerReader | None = None
     ticket: Ticket = field(default_factory=Ticket)  # what is reserved in budgets
+    watch: Watch | None = None  # wants to know what the last instance reports of the prompt
     outcome: Outcome | None = None
     status: int = 0
     error: str | None = None

@@ -16,8 +16,10 @@ from engine_adapter.base import EngineAdapter, InstanceFacts
 from engine_adapter.errors import ConnectFailed, UpstreamError
 from engine_adapter.http import UpstreamClient
 from gateway.feeds import Feed
+from gateway.residency import new_scores, predicted_residency
 from gateway.routing import Load, Rates
 from radix_index.base import Knowledge, PrefixIndex
+from radix_index.predict import PredictedResidency
 from radix_index.source import SourceFold
 
 _log = logging.getLogger(__name__)
@@ -28,7 +30,10 @@ OnDescribed = Callable[["Instance"], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """One engine as it was configured. ``headers`` go with every request to it (its key, if it needs one)."""
+    """One engine as it was configured. ``headers`` go with every request to it (its key, if it needs one).
+
+    ``capacity_tokens``: what its cache holds, where that must be predicted and the engine itself doesn't tell.
+    """
 
     id: str
     url: str
@@ -37,6 +42,7 @@ class InstanceSpec:
     models: tuple[str, ...] = ()
     pool: str | None = None
     follows_events: bool = True
+    capacity_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,8 @@ class Instance:
         self.is_draining = False
         self.trouble: str | None = "not probed yet"
         self.feeds: list[Feed] = []
+        self.predicted: PredictedResidency | None = None  # what it holds, where it publishes no events
+        self.scores = new_scores()
         self.wake = asyncio.Event()
 
     @property
@@ -212,9 +220,14 @@ class Fleet:
         instance.facts = facts
         if self._on_described is not None:
             await self._on_described(instance)
-        if facts.block_size is None or not facts.event_sources or not spec.follows_events or not instance.models:
-            return
         pool = spec.pool or facts.pool
+        if not instance.models:
+            return
+        if facts.block_size is None or not facts.event_sources or not spec.follows_events:
+            instance.predicted = predicted_residency(
+                self.index, spec.id, facts, instance.scores, capacity_tokens=spec.capacity_tokens, pool=pool
+            )
+            return
         model = instance.models[0]
         for source in facts.event_sources:
             fold = SourceFold(self.index, spec.id, model=model, block_size=facts.block_size, pool=pool)
@@ -237,6 +250,9 @@ class Fleet:
 
     def _forget(self, instance: Instance) -> None:
         instance.feeds = []
+        if instance.predicted is not None:
+            instance.predicted.restarted()  # what is on its way from there belongs to a former life
+            instance.predicted = None
         self.index.remove_instance(instance.id)
 
 

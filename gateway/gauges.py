@@ -11,6 +11,7 @@ from billing.ledger import Ledger
 from gateway.fleet import Fleet, Instance
 from gateway.flights import Flights
 from radix_index.base import Knowledge, PrefixIndex
+from radix_index.predict import PredictionStats
 
 _INSTANCE_GAUGES: dict[str, tuple[str, Callable[[Instance], float]]] = {
     "keepwarm_instance_up": ("1 while the instance takes requests", lambda i: float(i.takes_requests)),
@@ -24,6 +25,19 @@ _INSTANCE_GAUGES: dict[str, tuple[str, Callable[[Instance], float]]] = {
         "1 while the instance publishes events and some are missing",
         lambda i: float(i.knowledge is Knowledge.STALE),
     ),
+}
+
+_PREDICTION_GAUGES: dict[str, tuple[str, Callable[[PredictionStats], float]]] = {
+    "keepwarm_prediction_answers": ("Answers whose cached tokens were predicted", lambda s: s.answers),
+    "keepwarm_prediction_error_tokens_mean": (
+        "Mean of predicted less reported cached tokens",
+        lambda s: s.mean_error_tokens,
+    ),
+    "keepwarm_prediction_absolute_error_tokens_mean": (
+        "Mean size of the difference between predicted and reported cached tokens",
+        lambda s: s.mean_absolute_error_tokens,
+    ),
+    "keepwarm_prediction_exact_share": ("Share of answers that were predicted to the block", lambda s: s.exact_share),
 }
 
 
@@ -44,6 +58,13 @@ class StateCollector(Collector):
             family = GaugeMetricFamily(name, text, labels=("instance",))
             for instance in self._fleet.instances.values():
                 family.add_metric((instance.id,), value(instance))
+            yield family
+        for name, (text, score) in _PREDICTION_GAUGES.items():
+            family = GaugeMetricFamily(name, text, labels=("instance", "basis"))
+            for instance in self._fleet.instances.values():
+                for basis, scored in instance.scores.items():
+                    if scored.answers:
+                        family.add_metric((instance.id, basis), score(scored))
             yield family
         stats = self._index.stats()
         yield GaugeMetricFamily("keepwarm_index_blocks", "Blocks that the index knows", value=stats.blocks)

@@ -156,7 +156,7 @@ class Pipeline:
             route = self._dispatcher.route(admitted.model, prompt, len(admitted.body), tried)
             if route is None:
                 break
-            draft.decision, draft.routed_ns = route.decision, draft.now_ns()
+            draft.decision, draft.watch, draft.routed_ns = route.decision, route.watch, draft.now_ns()
             tried |= {route.instance.id}
             try:
                 await self._attempter.run(route, admitted.ask, admitted.body, admitted.salt, draft, reply)
@@ -225,6 +225,8 @@ class Pipeline:
         if draft.link is not None and draft.outcome is not Outcome.OK:
             self._linker.unanswered(draft.link, draft.request_id, key_id=draft.identity.key_id)
         record = self._recorder.close(draft)
+        if draft.watch is not None:
+            draft.watch.answered(record.usage)
         counted = record.gateway_prompt_tokens
         if draft.counts_checked and counted is not None and record.usage.source is UsageSource.ENGINE:
             self._prompts.answered(draft.served_model or draft.model, agrees=counted == record.usage.prompt_tokens)

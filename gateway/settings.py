@@ -126,6 +126,7 @@ class InstanceSettings(_Strict):
     models: tuple[str, ...] = ()  # empty: ask it
     events: Literal["auto", "off"] = "auto"
     pool: str | None = None  # name of the shared pool, where the instance doesn't tell
+    capacity_tokens: Count | None = None  # what its cache holds, for engines without events that don't tell
 
     @field_validator("url")
     @classmethod

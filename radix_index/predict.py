@@ -15,7 +15,14 @@ Each answer tells how many prompt tokens were cached:
 * More than predicted: it remembers longer than we do. The capacity grows by what was found, up to a limit that bounds
   our memory.
 
-Tokens that the engine generated also take up its memory; they appear here as a smaller learned capacity.
+Tokens that the engine generated also take up its memory; they appear here as a smaller learned capacity. What they are
+is not known here, only how many there were: a prompt that goes on where an answered one ended (an agent's next step) is
+expected to find as many blocks beyond that end as the answer filled. Such a *tail* is part of the prediction and its
+error; it is never in the index, and its absence says nothing of evictions.
+
+Prompts that are known by their text only (``is_approximate``) have hashes of chunks that are about a block long. The
+engine's counts are scaled to chunks by the prompt's two lengths, what differs by up to a quarter corrects nothing, and
+their errors are counted apart.
 """
 
 from __future__ import annotations
@@ -48,9 +55,26 @@ class PredictionStats:
         return self.error_tokens / self.answers if self.answers else 0.0
 
     @property
+    def mean_absolute_error_tokens(self) -> float:
+        """The mean of the errors' sizes."""
+        return self.absolute_error_tokens / self.answers if self.answers else 0.0
+
+    @property
     def exact_share(self) -> float:
         """The share of answers whose cached blocks were predicted exactly."""
         return self.exact / self.answers if self.answers else 0.0
+
+    def count(self, predicted_blocks: int, cached_tokens: int, block_size: int, most_blocks: int) -> None:
+        """Take in one answer to a prompt of ``most_blocks`` full blocks."""
+        reported = min(cached_tokens // block_size, most_blocks)
+        # Tokens beyond the last full block are nobody's mistake.
+        error = 0 if predicted_blocks == reported else predicted_blocks * block_size - cached_tokens
+        self.answers += 1
+        self.exact += predicted_blocks == reported
+        self.error_tokens += error
+        self.absolute_error_tokens += abs(error)
+        self.shortened += reported < predicted_blocks
+        self.extended += reported > predicted_blocks
 
 
 @dataclass(slots=True)
@@ -62,8 +86,15 @@ class Expectation:
     blocks: int
     uses: list[tuple[int, int]]
     life: int
+    tail_blocks: int = 0
+    is_approximate: bool = False
     known_blocks: int = 0
     is_computed: bool = False
+
+    @property
+    def tolerance_blocks(self) -> int:
+        """How far an answer may be off without proving anything."""
+        return len(self.hashes) // 4 + 1 if self.is_approximate else 0
 
     def last_use_of(self, position: int) -> int:
         """Return when the block at this position, one of those expected, had been used last."""
@@ -86,10 +117,12 @@ class PredictedResidency:
     capacity_tokens: int
     limit_tokens: int | None = None
     pool: str | None = None
-    stats: PredictionStats = field(default_factory=PredictionStats, init=False)
+    stats: PredictionStats = field(default_factory=PredictionStats)
+    approximate_stats: PredictionStats = field(default_factory=PredictionStats)
     capacity_blocks: int = field(init=False)  # as learned so far
     limit_blocks: int = field(init=False)
     _used: OrderedDict[int, int] = field(default_factory=OrderedDict, init=False)  # block → last use; oldest first
+    _tails: dict[int, int] = field(default_factory=dict, init=False)  # a prompt's last block → blocks of its answer
     _clock: int = field(default=0, init=False)
     _life: int = field(default=0, init=False)
 
@@ -105,12 +138,19 @@ class PredictedResidency:
         """Blocks predicted to be resident now."""
         return len(self._used)
 
-    def expect(self, hashes: Hashes, prompt_tokens: int) -> Expectation:
+    def expect(self, hashes: Hashes, prompt_tokens: int, *, is_approximate: bool = False) -> Expectation:
         """A prompt with these full blocks is about to be sent there."""
         blocks = hashes.tolist() if isinstance(hashes, np.ndarray) else list(hashes)
         run = self._leading_uses(blocks)
         uses = [(sum(1 for _ in group), use) for use, group in groupby(run)]
-        return Expectation(blocks, prompt_tokens, len(run), uses, self._life)
+        tail = self.tail_blocks(blocks, len(run))
+        return Expectation(blocks, prompt_tokens, len(run), uses, self._life, tail, is_approximate)
+
+    def tail_blocks(self, hashes: Hashes, leading: int) -> int:
+        """Return how many blocks an answer probably left beyond the ``leading`` ones that are resident. O(1)."""
+        if not 0 < leading < len(hashes):
+            return 0
+        return min(self._tails.get(int(hashes[leading - 1]), 0), len(hashes) - leading)
 
     def computed(self, expectation: Expectation) -> None:
         """Its first token came, so the whole prompt is resident. Idempotent."""
@@ -118,34 +158,61 @@ class PredictedResidency:
             return
         expectation.is_computed = True
         expectation.known_blocks = len(self._leading_uses(expectation.hashes))
+        if expectation.tail_blocks:
+            self._tails.pop(expectation.hashes[expectation.blocks - 1], None)  # its blocks have names from now on
         self._touch(expectation.hashes)
 
-    def answered(self, expectation: Expectation, cached_tokens: int | None) -> None:
-        """Its usage is known. ``None``: the engine does not tell, so nothing can be learned."""
+    def answered(
+        self,
+        expectation: Expectation,
+        cached_tokens: int | None,
+        *,
+        prompt_tokens: int | None = None,
+        output_tokens: int = 0,
+    ) -> None:
+        """Its usage is known. ``cached_tokens`` of ``None``: the engine does not tell, so nothing can be learned.
+
+        ``prompt_tokens``: as the engine counted them, which is what approximate prompts are scaled by.
+        """
         if expectation.life != self._life:
             return
         self.computed(expectation)
-        if cached_tokens is None:
-            return
+        scale = expectation.prompt_tokens / prompt_tokens if expectation.is_approximate and prompt_tokens else 1.0
+        self._remember_tail(expectation, round(output_tokens * scale))
+        if cached_tokens is not None:
+            self._compare(expectation, round(cached_tokens * scale))
+
+    def _remember_tail(self, expectation: Expectation, output_tokens: int) -> None:
+        held = expectation.prompt_tokens + output_tokens - 1  # the last token generated was never read
+        tail = held // self.block_size - len(expectation.hashes)
+        if tail > 0 and expectation.hashes and expectation.hashes[-1] in self._used:
+            self._tails[expectation.hashes[-1]] = tail
+
+    def _compare(self, expectation: Expectation, cached_tokens: int) -> None:
         usable = max(expectation.prompt_tokens - 1, 0) // self.block_size  # the last token is always computed
-        predicted = min(expectation.blocks, usable)
+        resident = min(expectation.blocks, usable)
+        predicted = min(expectation.blocks + expectation.tail_blocks, usable)
+        known = max(predicted, min(expectation.known_blocks, usable))
+        stats = self.approximate_stats if expectation.is_approximate else self.stats
+        stats.count(predicted, cached_tokens, self.block_size, len(expectation.hashes))
         reported = min(cached_tokens // self.block_size, len(expectation.hashes))
-        self._count(predicted, reported, cached_tokens)
-        if reported < predicted:
+        if reported < resident - expectation.tolerance_blocks:
             self._shorten(expectation, reported)
-        elif reported > max(predicted, min(expectation.known_blocks, usable)):
-            self._extend(reported - min(expectation.known_blocks, usable), expectation.hashes)
+        elif reported > known + expectation.tolerance_blocks:
+            self._extend(reported - known, expectation.hashes)
 
     def restarted(self) -> None:
         """The engine lost its cache. What is still on its way from its former life is ignored."""
         self._life += 1
         self._used.clear()
+        self._tails.clear()
         self.capacity_blocks = min(self.capacity_tokens // self.block_size, self.limit_blocks)
         self.index.cleared(self.instance, (Tier.DEVICE,))
 
     def check(self) -> None:
         """Verify the bounds and the order of ages; raises ``AssertionError``. O(blocks)."""
         assert len(self._used) <= max(self.capacity_blocks, 0) <= self.limit_blocks
+        assert self._tails.keys() <= self._used.keys()
         uses = list(self._used.values())
         assert uses == sorted(uses)
 
@@ -175,18 +242,9 @@ class PredictedResidency:
         """Forget so many blocks, the oldest first."""
         if count > 0:
             gone = [self._used.popitem(last=False)[0] for _ in range(count)]
+            for block in gone:
+                self._tails.pop(block, None)
             self.index.removed(self.instance, Tier.DEVICE, gone)
-
-    def _count(self, predicted: int, reported: int, cached_tokens: int) -> None:
-        error = predicted * self.block_size - cached_tokens
-        if predicted == reported:
-            error = 0  # tokens beyond the last full block are nobody's mistake
-        self.stats.answers += 1
-        self.stats.exact += predicted == reported
-        self.stats.error_tokens += error
-        self.stats.absolute_error_tokens += abs(error)
-        self.stats.shortened += reported < predicted
-        self.stats.extended += reported > predicted
 
     def _shorten(self, expectation: Expectation, reported: int) -> None:
         """The block after ``reported`` was gone: so is all that was last used when it was, or before."""

@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gateway.console.assets import asset_href
 from gateway.console.formats import count, share
+from gateway.console.instances import InstanceRow
 from gateway.console.scale import token_bar, token_counts
 from gateway.console.views import legend, money_views, run_row, run_view, step_view
 from tracing.record import RequestRecord
@@ -81,6 +82,11 @@ def request_page(record: RequestRecord) -> str:
     return _environment().get_template("request.html").render(
         record=record, step=step_view(record), legend=legend(token_counts(record.usage)), raw=raw
     )  # fmt: skip
+
+
+def instances_page(rows: Sequence[InstanceRow] | None) -> str:
+    """The engines; ``None`` for a visitor who may not see them."""
+    return _environment().get_template("instances.html").render(rows=rows)
 
 
 def missing_page(what: str) -> str:

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from aiohttp import web
 
 from gateway.console.assets import assets
-from gateway.console.pages import RunsQuery, choice_page, missing_page, request_page, run_page, runs_page
+from gateway.console.instances import InstanceRow
+from gateway.console.pages import (
+    RunsQuery,
+    choice_page,
+    instances_page,
+    missing_page,
+    request_page,
+    run_page,
+    runs_page,
+)
 from tracing.errors import AmbiguousRunError
 from tracing.record import RequestRecord
 from tracing.store import RunFilter, TraceStore
@@ -32,16 +41,22 @@ _WINDOWS_NS: Final = {"1h": 3600 * 10**9, "24h": 24 * 3600 * 10**9, "7d": 7 * 24
 
 TenantOf = Callable[[web.Request], str | None]
 Clock = Callable[[], int]
+Instances = Callable[[], Sequence[InstanceRow]]
 
 
 def routes(
-    trace_store: TraceStore, *, tenant_of: TenantOf | None = None, clock: Clock = time.time_ns
+    trace_store: TraceStore,
+    *,
+    tenant_of: TenantOf | None = None,
+    clock: Clock = time.time_ns,
+    instances: Instances = tuple,
 ) -> list[web.RouteDef]:
-    """Everything under ``/console``, to be added to an application's router."""
-    console = _Console(trace_store, tenant_of or (lambda _request: None), clock)
+    """Everything under ``/console``, to be added to an application's router. ``instances``: those of this moment."""
+    console = _Console(trace_store, tenant_of or (lambda _request: None), clock, instances)
     return [
         web.get("/console", console.runs),
         web.get("/console/", console.to_runs),
+        web.get("/console/instances", console.instances),
         web.get("/console/runs/{run_id}", console.run),
         web.get("/console/runs/{run_id}/records.jsonl", console.run_records),
         web.get("/console/requests/{request_id}", console.request),
@@ -51,8 +66,8 @@ def routes(
 
 
 class _Console:
-    def __init__(self, store: TraceStore, tenant_of: TenantOf, clock: Clock) -> None:
-        self._store, self._tenant_of, self._clock = store, tenant_of, clock
+    def __init__(self, store: TraceStore, tenant_of: TenantOf, clock: Clock, instances: Instances) -> None:
+        self._store, self._tenant_of, self._clock, self._instances = store, tenant_of, clock, instances
 
     async def runs(self, request: web.Request) -> web.Response:
         now_ns = self._clock()
@@ -82,6 +97,10 @@ class _Console:
 
     async def to_runs(self, request: web.Request) -> web.Response:
         raise web.HTTPPermanentRedirect("/console")
+
+    async def instances(self, request: web.Request) -> web.Response:
+        is_allowed = self._tenant_of(request) is None
+        return _page(instances_page(self._instances() if is_allowed else None), 200 if is_allowed else 403)
 
     async def run(self, request: web.Request) -> web.Response:
         page = _whole_number(request.query.get("page")) or 1

@@ -1,0 +1,79 @@
+"""The engines as the console shows them: state, load, how their cache is known, and how true predictions of it were."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.console.formats import NOTHING, count, share
+from gateway.fleet import Instance
+from radix_index.base import Knowledge
+from radix_index.predict import PredictionStats
+
+_KNOWN_BY = {
+    Knowledge.COMPLETE: "events, complete",
+    Knowledge.PARTIAL: "events, from the middle of its life on",
+    Knowledge.STALE: "events, some are missing",
+}
+_BASIS = {"events": "events", "ids": "token ids", "text": "text, approximate"}
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreView:
+    """How predictions on one basis came out. Errors are tokens: predicted less reported."""
+
+    basis: str
+    answers: str
+    exact: str
+    mean_error: str
+    mean_absolute_error: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRow:
+    """One engine."""
+
+    id: str
+    url: str
+    models: str
+    state: str
+    is_bad: bool
+    running: str
+    queued: str
+    known_by: str
+    is_degraded: bool
+    capacity: str
+    scores: tuple[ScoreView, ...]
+
+
+def instance_row(instance: Instance) -> InstanceRow:
+    """Return what the page shows of an engine at this moment."""
+    facts, predicted, knowledge = instance.facts, instance.predicted, instance.knowledge
+    if predicted is not None:
+        known_by = "prediction, from what was routed there"
+        capacity = f"{count(predicted.capacity_blocks * predicted.block_size)} learned"
+    else:
+        known_by = NOTHING if knowledge is None else _KNOWN_BY[knowledge]
+        capacity = NOTHING if facts is None or facts.capacity_tokens is None else count(facts.capacity_tokens)
+    return InstanceRow(
+        id=instance.id,
+        url=instance.spec.url,
+        models=", ".join(instance.models) or NOTHING,
+        state="draining" if instance.is_healthy and instance.is_draining else instance.trouble or "up",
+        is_bad=not instance.is_healthy,
+        running=count(instance.load.running),
+        queued=count(instance.load.queued_tokens),
+        known_by=known_by,
+        is_degraded=knowledge is Knowledge.STALE,
+        capacity=capacity,
+        scores=tuple(_score(basis, stats) for basis, stats in instance.scores.items() if stats.answers),
+    )
+
+
+def _score(basis: str, stats: PredictionStats) -> ScoreView:
+    return ScoreView(
+        basis=_BASIS[basis],
+        answers=count(stats.answers),
+        exact=share(stats.exact, stats.answers),
+        mean_error=f"{stats.mean_error_tokens:+.1f}" if stats.error_tokens else "0",
+        mean_absolute_error=f"{stats.mean_absolute_error_tokens:.1f}" if stats.absolute_error_tokens else "0",
+    )
