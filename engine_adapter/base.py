@@ -7,11 +7,14 @@ which engine it talks to: it asks for ``capabilities``. Bodies go through untouc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine_adapter.http import UpstreamClient
+
+OPENAI_ENDPOINTS = frozenset({"chat", "completions"})
+"""Endpoints by the names that records have for them: what everything that is called compatible with OpenAI speaks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +25,12 @@ class Capabilities:
     cached_detail: bool = False  # reports hits for each tier
     salt: bool = False  # takes a cache salt
     priority: bool = False
-    input_ids: bool = False  # takes token ids beside messages
+    input_ids: bool = False  # takes token ids beside messages, and then reads those alone
+    output_ids: bool = False  # tells an answer's token ids when it is asked to
+    literal_text: bool = False  # by itself keeps special tokens that messages spell as ordinary text
     abort: bool = False  # can be told to stop a request by id
+    endpoints: frozenset[str] = OPENAI_ENDPOINTS  # which it speaks itself; others are translated to chat
+    salted_endpoints: frozenset[str] = OPENAI_ENDPOINTS  # of these, where ``salt`` holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,10 @@ class Ask:
     request_id: str
     stream: bool
     model: str | None = None  # the instance's own name for the model; ``None``: as the client wrote it
+    endpoint: str = "chat"  # where the body goes: the engine's own, not always the client's
     salt: str | None = None
+    input_ids: Sequence[int] | None = None  # what the engine must read instead of the messages
+    wants_output_ids: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,8 @@ class UsageParts:
 
     usage: Mapping[str, object] | None
     extension: Mapping[str, object] | None
+    output_ids: Sequence[int] | None = None
+    """The ids of the first choice's tokens, the one that ended it included, where the engine tells them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +115,15 @@ class EngineAdapter(Protocol):
     @property
     def private_members(self) -> frozenset[str]:
         """Top-level members of its answers that only a client that asked for them may see."""
+
+    @property
+    def id_members(self) -> Mapping[str, str]:
+        """Where ids of output tokens stand in answers: the member, by the name of the object that holds it."""
+
+    def prompt_tools(
+        self, tools: Sequence[Mapping[str, object]] | None, tool_choice: object, version: str | None
+    ) -> Sequence[Mapping[str, object]] | None:
+        """Return the tools that this version's chat template is given. Pure; ``version`` as ``describe`` told it."""
 
     def prepare(self, ask: Ask) -> Prepared:
         """Return what to change in the client's request. Pure."""

@@ -1,14 +1,19 @@
 """SGLang, and every engine that answers on its surface, such as our embedded one.
 
-Source: SGLang 0.5.23 (``/server_info``, ``return_cached_tokens_details``, ``cache_salt``, KV events over ZMQ).
+Sources: SGLang 0.5.23 (``/server_info``, ``return_cached_tokens_details``, ``cache_salt``, KV events over ZMQ,
+``input_ids`` in a chat); ``sglext.output_ids`` and the header that asks for it came with 0.5.20, older ones tell no
+ids; how tools are printed was read in 0.5.15 to 0.5.23.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from engine_adapter.base import (
+    OPENAI_ENDPOINTS,
     Ask,
     Capabilities,
     EventSource,
@@ -21,27 +26,62 @@ from engine_adapter.base import (
 from engine_adapter.http import UpstreamClient, get_json
 from engine_adapter.openai_compatible import OpenAICompatible, read_models
 
+_ALWAYS = ("description", "name", "parameters")  # members of a function that SGLang writes even where they are null
+_KEEPS_ORDER = (0, 5, 23)
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+
 
 class Sglang(OpenAICompatible):
     """Hits for each tier in ``sglext``, a cache salt for each request, events whose ports ``/server_info`` tells."""
 
     name = "sglang"
-    capabilities = Capabilities(events=True, cached_detail=True, salt=True, priority=True, input_ids=True, abort=True)
+    capabilities = Capabilities(
+        events=True,
+        cached_detail=True,
+        salt=True,
+        priority=True,
+        input_ids=True,
+        output_ids=True,
+        abort=True,
+        endpoints=OPENAI_ENDPOINTS | {"embeddings", "tokenize"},
+    )
     health_path = "/health"
     private_members = frozenset({"sglext"})
+    id_members = MappingProxyType({"sglext": "output_ids"})
 
     def prepare(self, ask: Ask) -> Prepared:
         """Add the salt and the wish for hits by tier; the request's name for ``/abort_request`` goes in a header."""
         plain = super().prepare(ask)
+        if ask.endpoint not in OPENAI_ENDPOINTS:
+            return plain
         edits = dict(plain.members) | {"return_cached_tokens_details": True}
         if ask.salt is not None:
             edits["cache_salt"] = ask.salt
-        return Prepared(edits, {**plain.headers, "x-override-rid": ask.request_id})
+        if ask.input_ids is not None:
+            edits["input_ids"] = ask.input_ids
+        headers = {**plain.headers, "x-override-rid": ask.request_id}
+        if ask.wants_output_ids:
+            headers["x-sglext-return-output-ids"] = "1"
+        return Prepared(edits, headers)
+
+    def prompt_tools(
+        self, tools: Sequence[Mapping[str, object]] | None, tool_choice: object, version: str | None
+    ) -> Sequence[Mapping[str, object]] | None:
+        """Return none for ``"none"``, only the function that is named where one is; each as SGLang prints it."""
+        if not tools or tool_choice == "none":
+            return None
+        if isinstance(tool_choice, Mapping):
+            named = (mapping(tool_choice.get("function")) or {}).get("name")
+            tools = [tool for tool in tools if (mapping(tool.get("function")) or {}).get("name") == named]
+        keeps_order = _number(version) >= _KEEPS_ORDER
+        return [_printed_tool(tool, keeps_order=keeps_order) for tool in tools]
 
     def read_usage(self, answer: Mapping[str, object]) -> UsageParts | None:
         """Return ``usage`` and ``sglext``; either may stand alone in a chunk of a stream."""
         usage, extension = mapping(answer.get("usage")), mapping(answer.get("sglext"))
-        return None if usage is None and extension is None else UsageParts(usage, extension)
+        if usage is None and extension is None:
+            return None
+        return UsageParts(usage, extension, _first_ids((extension or {}).get("output_ids")))
 
     async def describe(self, client: UpstreamClient, url: str, headers: Mapping[str, str]) -> InstanceFacts:
         """Read ``/v1/models`` and ``/server_info``."""
@@ -85,6 +125,36 @@ def event_sources(info: Mapping[str, object], host: str) -> tuple[EventSource, .
         )
         for rank in range(whole_number(events.get("dp_size")) or 1)
     )
+
+
+def _printed_tool(tool: Mapping[str, object], *, keeps_order: bool) -> Mapping[str, object]:
+    """Return a tool as SGLang's data model writes it: members it doesn't know are lost, others are added.
+
+    From 0.5.23 on a function's members stay in the client's order; before that they had one of their own.
+    """
+    function = mapping(tool.get("function")) or {}
+    names = ("description", "name", "parameters", "strict", "defer_loading")
+    given = [name for name in (function if keeps_order else names) if name in names and name in function]
+    kept = {name: function[name] for name in given if name in _ALWAYS or function[name] is not None}
+    printed = {name: kept.get(name) for name in (kept if keeps_order else _ALWAYS)}
+    printed |= {name: kept.get(name) for name in _ALWAYS}
+    if not keeps_order:
+        printed["strict"] = kept.get("strict", False)
+    later = tool.get("defer_loading")
+    if later is not None or "defer_loading" in kept:
+        printed["defer_loading"] = kept.get("defer_loading", later)
+    return {"type": tool.get("type", "function"), "function": printed, "defer_loading": later}
+
+
+def _number(version: str | None) -> tuple[int, ...]:
+    """Return a version's leading numbers; one that isn't known counts as new."""
+    found = _VERSION.match(version or "")
+    return tuple(map(int, found.groups())) if found is not None else _KEEPS_ORDER
+
+
+def _first_ids(value: object) -> Sequence[int] | None:
+    ids = value[0] if isinstance(value, list) and value else None
+    return ids if isinstance(ids, list) and all(type(token_id) is int for token_id in ids) else None
 
 
 def _block_size(info: Mapping[str, object]) -> int | None:

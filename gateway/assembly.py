@@ -12,7 +12,7 @@ from billing.budget_seeds import budget_seeds
 from billing.budget_sqlite import SqliteBudgetStore
 from billing.budgets import SUBJECTS, Budget, BudgetStore, Policy, Seed, Unit, Window
 from billing.ledger_read import LedgerReader
-from engine_adapter.base import EngineAdapter
+from engine_adapter.base import OPENAI_ENDPOINTS, EngineAdapter
 from engine_adapter.embedded.launch import LaunchSpec, free_port
 from engine_adapter.openai_compatible import OpenAICompatible
 from engine_adapter.sglang import Sglang
@@ -98,6 +98,7 @@ def instance_spec(settings: InstanceSettings) -> InstanceSpec:
         pool=settings.pool,
         follows_events=settings.events == "auto",
         capacity_tokens=settings.capacity_tokens,
+        speaks=None if settings.speaks is None else frozenset(settings.speaks),
     )
 
 
@@ -141,7 +142,7 @@ def launch_specs(settings: Settings, pool_url: str | None) -> list[LaunchSpec]:
 
 def embedded_spec(launch: LaunchSpec) -> InstanceSpec:
     """Return an engine of our own as an instance."""
-    return InstanceSpec(id=launch.id, url=launch.url, adapter=Sglang())
+    return InstanceSpec(id=launch.id, url=launch.url, adapter=Sglang(), speaks=OPENAI_ENDPOINTS | {"tokenize"})
 
 
 def rates(settings: Settings) -> Rates:

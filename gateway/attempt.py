@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine_adapter.base import Ask as EngineAsk
+from engine_adapter.base import Merge
 from engine_adapter.errors import AnswerTooLong, ConnectFailed, UpstreamBroken
 from engine_adapter.http import UpstreamClient, UpstreamResponse
 from gateway.dispatch import Route
 from gateway.draft import Draft
 from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnusable
-from gateway.fleet import Fleet
-from gateway.protocols.openai import AnswerReader, Ask, engine_error_body, error_body, upstream_body
+from gateway.fleet import Fleet, Instance
+from gateway.protocols.base import Ask, Sent
 from gateway.relay import RelayOptions, Reply, StreamWriter, relay
 from tracing.messages import message_chain
 from tracing.record import Outcome
@@ -55,28 +56,27 @@ class Attempter:
     def __init__(self, client: UpstreamClient, fleet: Fleet, linker: RunLinker, options: AttemptOptions) -> None:
         self._client, self._fleet, self._linker, self._options = client, fleet, linker, options
 
-    async def run(self, route: Route, ask: Ask, body: bytes, salt: str | None, draft: Draft, reply: Reply) -> None:
+    async def run(self, route: Route, ask: Ask, salt: str | None, draft: Draft, reply: Reply) -> None:
         """Ask the instance of ``route`` and carry its answer to the client, whatever it is.
 
         Raises ``ConnectFailed`` and ``Refused``, after which another instance may be asked; ``UpstreamUnusable`` for a
         failure before anything was shown; ``ClientGone``.
         """
         instance, adapter = route.instance, route.instance.spec.adapter
+        is_native = _goes_natively(ask, instance, salt)
+        sent = ask.native if is_native and ask.native is not None else ask.translated
         prepared = adapter.prepare(
             EngineAsk(
                 request_id=draft.request_id,
                 stream=ask.stream,
                 model=None if ask.model == draft.served_model else draft.served_model,
                 salt=salt if adapter.capabilities.salt else None,
+                endpoint=ask.endpoint if is_native else "chat",
             )
         )
         headers = {"content-type": "application/json", **_traced(draft), **instance.spec.headers, **prepared.headers}
-        url = f"{instance.spec.url}{_PATHS[ask.endpoint]}"
-        if len(body) > LONG_BODY_BYTES:
-            sent = await asyncio.to_thread(upstream_body, ask, prepared.members, body)
-        else:
-            sent = upstream_body(ask, prepared.members, body)
-        send = self._client.request("POST", url, headers, sent)
+        url = f"{instance.spec.url}{draft.protocol.path if is_native else _CHAT_PATH}"
+        send = self._client.request("POST", url, headers, await _edited(sent, prepared.members))
         writer = StreamWriter(reply, self._options.relay) if ask.stream else None
         draft.begin_attempt(instance.id)
         draft.sent_ns, draft.engine_may_work = draft.now_ns(), True
@@ -91,7 +91,7 @@ class Attempter:
             draft.end_attempt(None, "broken")
             instance.wake.set()
             raise UpstreamUnusable("the engine closed the connection without an answer") from None
-        draft.reader = AnswerReader(adapter, shows_usage=ask.shows_usage, shows_detail=ask.shows_detail)
+        draft.reader = draft.protocol.reader(ask, adapter, draft.answering(), is_native=is_native)
         try:
             await self._answer(response, route, writer, draft, reply)
         finally:
@@ -168,7 +168,13 @@ class Attempter:
         draft.status = 200
         await writer.start(self.headers(draft))
         error = await relay(
-            response, writer, reader, self._options.relay, on_output, lambda: self.remember_answer(draft)
+            response,
+            writer,
+            reader,
+            self._options.relay,
+            on_output,
+            lambda: self.remember_answer(draft),
+            lambda error: draft.protocol.error_body(error, draft.request_id),
         )
         if error is None:
             draft.end_attempt(200)
@@ -199,32 +205,39 @@ class Attempter:
         chain = message_chain([message], draft.chain) if message is not None and draft.chain else ()
         draft.message_tip = chain[-1].digest.hex() if chain else None
         ids = [call.id for call in seen.tool_calls if call.id]
-        self._linker.answered(draft.link, draft.request_id, ids, chain, key_id=draft.identity.key_id)
+        self._linker.answered(
+            draft.link, draft.request_id, ids, chain, key_id=draft.identity.key_id, response_id=seen.response_id
+        )
 
     async def show_refusal(self, refused: Refused, draft: Draft, reply: Reply) -> None:
         """Give the client the engine's own refusal: status, words and Retry-After."""
         outcome = Outcome.UPSTREAM_REFUSED if refused.status < 500 else Outcome.UPSTREAM_FAILED
         draft.end(outcome, refused.status, f"engine_{refused.status}")
-        body = engine_error_body(refused.status, refused.body)
+        body = draft.protocol.engine_error_body(refused.status, refused.body, draft.request_id)
         if reply.is_started:
-            await StreamWriter(reply, self._options.relay).fail_with(body)
+            await self._end_stream(body, draft, reply)
             return
         passed = {name: value for name in _PASSED_HEADERS if (value := refused.headers.get(name)) is not None}
         await reply.send(refused.status, {**self.headers(draft), **passed, "content-type": "application/json"}, body)
 
     async def show_error(self, error: GatewayError, draft: Draft, reply: Reply) -> None:
         """Give the client an error of ours, as a status or, once a stream has begun, as its last event."""
+        body = draft.protocol.error_body(error, draft.request_id)
         if reply.is_started:
-            await StreamWriter(reply, self._options.relay).fail(error)
+            await self._end_stream(body, draft, reply)
             return
         headers = {**self.headers(draft), "content-type": "application/json"}
         if error.retry_after_s is not None:
             headers["retry-after"] = str(error.retry_after_s)
-        await reply.send(error.status, headers, error_body(error))
+        await reply.send(error.status, headers, body)
+
+    async def _end_stream(self, error_body: bytes, draft: Draft, reply: Reply) -> None:
+        failure = draft.reader.failure if draft.reader is not None else draft.protocol.failed_stream
+        await StreamWriter(reply, self._options.relay).end(failure(error_body))
 
     def headers(self, draft: Draft) -> dict[str, str]:
         """Return the headers by which a client finds its request again."""
-        headers = {"x-keepwarm-request-id": draft.request_id}
+        headers = {"x-keepwarm-request-id": draft.request_id, **draft.protocol.headers(draft.request_id)}
         if draft.link is not None:
             headers["x-keepwarm-run"] = draft.link.run_id
             headers["x-keepwarm-step"] = str(draft.link.step)
@@ -233,7 +246,21 @@ class Attempter:
         return headers
 
 
-_PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+_CHAT_PATH = "/v1/chat/completions"
+
+
+async def _edited(sent: Sent, members: Mapping[str, object | Merge]) -> bytes:
+    """Return the body with these members set; long ones are edited in a thread."""
+    return await asyncio.to_thread(sent.edited, members) if len(sent.body) > LONG_BODY_BYTES else sent.edited(members)
+
+
+def _goes_natively(ask: Ask, instance: Instance, salt: str | None) -> bool:
+    """Tell whether the client's own bytes go there: not where that would lose the tenant's salt."""
+    if ask.native is None or not instance.speaks(ask.endpoint):
+        return False
+    takes = instance.spec.adapter.capabilities
+    loses_salt = salt is not None and takes.salt and ask.endpoint not in takes.salted_endpoints
+    return not (loses_salt and ask.is_translatable)
 
 
 def _traced(draft: Draft) -> dict[str, str]:

@@ -11,8 +11,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gateway.errors import BadRequest
 from gateway.fleet import Fleet, Instance
 from gateway.prompts import Prompt
+from gateway.protocols.base import Ask
 from gateway.residency import Watch, watch_events, watch_prediction
 from gateway.routing import InstanceView, Policy, Reservation, decide, usable_hits
 from radix_index.base import InstanceMatch, Knowledge, PrefixIndex
@@ -58,6 +60,21 @@ class Dispatcher:
         """Return the block sizes for which a prompt of this model must be hashed."""
         sizes = self._index.instances()
         return {sizes[instance.id] for instance in self._fleet.serving(model) if instance.id in sizes}
+
+    def salt_of(self, model: str, salt: str | None) -> str | None:
+        """Return the salt that its instances' caches are kept apart by: none, where no engine of them knows salts."""
+        takes_salt = any(instance.spec.adapter.capabilities.salt for instance in self._fleet.serving(model))
+        return salt if takes_salt else None
+
+    def unable(self, model: str, ask: Ask) -> frozenset[str]:
+        """Return the instances that cannot answer, whatever their state. Raises ``BadRequest`` where all cannot."""
+        if ask.is_translatable:
+            return frozenset()
+        instances = self._fleet.serving(model)
+        unable = frozenset(instance.id for instance in instances if not instance.speaks(ask.endpoint))
+        if instances and len(unable) == len(instances):
+            raise BadRequest(f"no engine of {model!r} has {ask.endpoint}", param="model", code="endpoint_not_supported")
+        return unable
 
     def route(self, model: str, prompt: Prompt | None, body_bytes: int, tried: frozenset[str]) -> Route | None:
         """Choose and reserve; ``None`` when no instance that was not tried yet takes requests."""

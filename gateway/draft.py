@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from billing.budgets import Ticket
 from gateway.errors import GatewayError
 from gateway.identity import ANONYMOUS
-from gateway.protocols.openai import AnswerReader
+from gateway.protocols.base import Answering, AnswerReader, EndpointProtocol
 from gateway.residency import Watch
 from tracing.messages import MessageChain
 from tracing.record import (
@@ -25,6 +25,7 @@ from tracing.record import (
     UsageSource,
 )
 
+LABEL_CHARS = 64
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,128})?", re.ASCII)
 
 
@@ -33,7 +34,7 @@ class Draft:
     """What is known so far. Times are wall-clock ns, taken from one reading of the wall clock and a monotonic clock."""
 
     request_id: str
-    endpoint: str
+    protocol: EndpointProtocol
     traceparent: str | None = None
     identity: Identity = ANONYMOUS
     is_admitted: bool = False  # a key let it in
@@ -65,6 +66,24 @@ class Draft:
     last_token_ns: int | None = None
     arrived_ns: int = field(default_factory=time.time_ns)
     _anchor_ns: int = field(default_factory=time.monotonic_ns)
+
+    @property
+    def endpoint(self) -> str:
+        """What the record calls the endpoint."""
+        return self.protocol.endpoint
+
+    def answering(self) -> Answering:
+        """Return what the answer needs to know of the request, once it is routed."""
+        hits = self._predicted_hits() if self.prompt_tokens is not None else ()
+        return Answering(
+            request_id=self.request_id,
+            tenant=self.identity.tenant,
+            model=self.model,
+            served_model=self.served_model,
+            prompt_tokens=self.prompt_tokens,
+            hit_tokens=sum(hits),
+            created_s=self.arrived_ns // 10**9,
+        )
 
     def now_ns(self) -> int:
         """Return the time; it never runs backwards within a request."""
@@ -140,13 +159,18 @@ class Draft:
         return next(c.hit_tokens for c in decision.candidates if c.instance == decision.instance)
 
 
-def labels_of(headers: Mapping[str, str]) -> dict[str, str]:
+def labels_of(headers: Mapping[str, str], agent: str | None = None) -> dict[str, str]:
     """Return the bounded labels that a client may give a step, as text that can be stored and shown.
 
-    Header bytes that are no UTF-8 arrive as lone surrogates, which no JSON and no database takes.
+    ``agent``: what the URL calls the agent. Header bytes that are no UTF-8 arrive as lone surrogates, which no JSON and
+    no database takes.
     """
-    name = headers.get("x-keepwarm-step-name")
-    return {"step_name": "".join(c if c.isprintable() else "\ufffd" for c in name[:64])} if name else {}
+    given = {"agent": agent, "step_name": headers.get("x-keepwarm-step-name")}
+    return {name: _printable(value[:LABEL_CHARS]) for name, value in given.items() if value}
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def traceparent_of(headers: Mapping[str, str]) -> str | None:

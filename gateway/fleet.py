@@ -43,6 +43,7 @@ class InstanceSpec:
     pool: str | None = None
     follows_events: bool = True
     capacity_tokens: int | None = None
+    speaks: frozenset[str] | None = None  # endpoints that it has itself; ``None``: what its kind has
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,11 @@ class Instance:
     def takes_requests(self) -> bool:
         """Whether new requests may go there."""
         return self.is_healthy and not self.is_draining
+
+    def speaks(self, endpoint: str) -> bool:
+        """Tell whether it has the endpoint itself."""
+        own = self.spec.speaks
+        return endpoint in (self.spec.adapter.capabilities.endpoints if own is None else own)
 
     async def until_idle(self) -> None:
         """Wait until no request is there any more."""

@@ -19,10 +19,13 @@ from gateway.errors import (
     Unauthorized,
     UnsupportedEncoding,
 )
+from gateway.front import FrontReply, Handle, Headers
 from gateway.identity import KeyRing
 from gateway.models import ModelDirectory
 from gateway.pipeline import Arrival, Pipeline
-from gateway.protocols.openai import error_body
+from gateway.protocols.base import EndpointProtocol
+from gateway.protocols.openai import CHAT, COMPLETIONS
+from gateway.protocols.openai_errors import error_body
 from gateway.relay import ClientGone
 
 _log = logging.getLogger(__name__)
@@ -43,7 +46,9 @@ protocol_log = logging.getLogger(f"{__name__}.protocol")
 """For aiohttp's server, which would log the client's bytes."""
 protocol_log.addFilter(_WithoutContent())
 
-PIPELINE_PATHS = {"/chat/completions": "chat", "/completions": "completions"}
+PIPELINE_PATHS: dict[str, EndpointProtocol] = {
+    protocol.path.removeprefix("/v1"): protocol for protocol in (CHAT, COMPLETIONS)
+}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -84,6 +89,10 @@ class AiohttpReply:
         except ConnectionError:
             raise ClientGone("the client left") from None
 
+    def write_soon(self, data: bytes) -> bool:
+        """Nothing is sent without waiting here."""
+        return False
+
     async def write(self, data: bytes) -> None:
         """Send a piece; waits while more than the transport's high-water mark (64 KiB) is unsent."""
         assert self.response is not None
@@ -111,16 +120,30 @@ class Edge:
         """Return the routes, each with and without ``/v1``."""
         found = []
         for root in ("/v1", ""):
-            for path, endpoint in PIPELINE_PATHS.items():
-                found.append(web.post(f"{root}{path}", self._completion(endpoint)))
+            for path, protocol in PIPELINE_PATHS.items():
+                found.append(web.post(f"{root}{path}", self._completion(protocol)))
             found.append(web.get(f"{root}/models", self._list_models))
             found.append(web.get(f"{root}/models/{{model:.+}}", self._one_model))
         return found
 
-    def _completion(self, endpoint: str) -> Handler:
+    def front_handlers(self) -> dict[str, Handle]:
+        """Return what serves the paths that make up the load, for ``gateway.front``."""
+        return {
+            f"{root}{path}": self._front_completion(protocol)
+            for root in ("/v1", "")
+            for path, protocol in PIPELINE_PATHS.items()
+        }
+
+    def _front_completion(self, protocol: EndpointProtocol) -> Handle:
+        async def handle(headers: Headers, read_body: Callable[[], Awaitable[bytes]], reply: FrontReply) -> None:
+            await self._pipeline.handle(Arrival(protocol, headers, read_body), reply)
+
+        return handle
+
+    def _completion(self, protocol: EndpointProtocol) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             reply = AiohttpReply(request)
-            arrival = Arrival(endpoint, request.headers, lambda: self._read(request))
+            arrival = Arrival(protocol, request.headers, lambda: self._read(request))
             await self._pipeline.handle(arrival, reply)
             if reply.response is None:  # the client is gone: aiohttp wants something to throw away
                 return web.Response(status=499)

@@ -1,7 +1,7 @@
 """The eight stages of one request, and nothing else.
 
 ====  ========================================  ==========================================
- 1    read the body once, keep its bytes        ``protocols.openai.read_ask``
+ 1    read the body once, keep its bytes        ``protocols``, one object an endpoint
  2    admit: key, model, salt, budgets          ``identity``, ``models``, ``spending``
  3    run and step                              ``tracing.runs``
  4    tokenize and hash                         ``prompts``
@@ -33,7 +33,7 @@ from gateway.flights import Flights
 from gateway.identity import Caller, KeyRing, effective_salt
 from gateway.models import ModelDirectory
 from gateway.prompts import PromptBook
-from gateway.protocols.openai import Ask, read_ask
+from gateway.protocols.base import Ask, EndpointProtocol, Sent, scan_body
 from gateway.recorder import Recorder
 from gateway.relay import ClientGone, Reply
 from gateway.spending import Spending
@@ -48,11 +48,15 @@ _CLIENT_CLOSED = 499  # nothing was answered, since nobody was there any more; n
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request as it came in. ``headers`` are matched case-insensitively; ``read_body`` may raise ``BodyTooLarge``."""
+    """A request as it came in. ``headers`` are matched case-insensitively; ``read_body`` may raise ``BodyTooLarge``.
 
-    endpoint: str
+    ``label``: what the client's URL calls its runs.
+    """
+
+    protocol: EndpointProtocol
     headers: Mapping[str, str]
     read_body: Callable[[], Awaitable[bytes]]
+    label: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +74,14 @@ class Admitted:
 
     ask: Ask
     words: Words
-    body: bytes
     caller: Caller
     model: str
     salt: str | None
 
 
-def _read(body: bytes, endpoint: str) -> tuple[Ask, Words]:
+def _read(protocol: EndpointProtocol, sent: Sent, past: object) -> tuple[Ask, Words]:
     """Stages 1 and half of 3: all that is linear in the body and needs nothing but it. Raises ``BadRequest``."""
-    ask = read_ask(body, endpoint)
+    ask = protocol.read(sent, past)
     messages = ask.messages or ()
     return ask, Words(message_chain(messages), tool_result_ids(messages), new_tool_result_ids(messages))
 
@@ -108,9 +111,9 @@ class Pipeline:
         """Answer one request. Raises only ``CancelledError``, when the client left."""
         draft = Draft(
             request_id=f"req-{secrets.token_hex(12)}",
-            endpoint=arrival.endpoint,
+            protocol=arrival.protocol,
             traceparent=traceparent_of(arrival.headers),
-            labels=labels_of(arrival.headers),
+            labels=labels_of(arrival.headers, arrival.label),
         )
         try:
             async with self._flights.flight():
@@ -142,24 +145,24 @@ class Pipeline:
         prompt = await self._prompts.encode(
             admitted.model,
             admitted.ask,
-            admitted.salt,
+            self._dispatcher.salt_of(admitted.model, admitted.salt),
             self._dispatcher.block_sizes(admitted.model),
-            admitted.body,
+            admitted.ask.body,
         )
         draft.prompt_tokens = prompt.tokens if prompt is not None and prompt.is_counted else None
         draft.counts_checked = draft.counts_checked and prompt is not None and prompt.is_comparable
         if self._spending is not None:
-            await self._spending.admit(draft, admitted.ask, len(admitted.body))
-        tried: frozenset[str] = frozenset()
+            await self._spending.admit(draft, admitted.ask, len(admitted.ask.body))
+        tried, unable = frozenset[str](), self._dispatcher.unable(admitted.model, admitted.ask)
         trouble: Refused | ConnectFailed | None = None
         while len(tried) < self._max_attempts:
-            route = self._dispatcher.route(admitted.model, prompt, len(admitted.body), tried)
+            route = self._dispatcher.route(admitted.model, prompt, len(admitted.ask.body), tried | unable)
             if route is None:
                 break
             draft.decision, draft.watch, draft.routed_ns = route.decision, route.watch, draft.now_ns()
             tried |= {route.instance.id}
             try:
-                await self._attempter.run(route, admitted.ask, admitted.body, admitted.salt, draft, reply)
+                await self._attempter.run(route, admitted.ask, admitted.salt, draft, reply)
                 return
             except (Refused, ConnectFailed) as error:
                 trouble = error
@@ -170,15 +173,17 @@ class Pipeline:
     async def _admit(self, arrival: Arrival, draft: Draft) -> Admitted:
         caller = self._keys.authenticate(arrival.headers)
         draft.identity, draft.is_admitted = caller.identity, True
-        body = await arrival.read_body()
-        is_long = len(body) > LONG_BODY_BYTES
-        ask, words = (
-            await asyncio.to_thread(_read, body, arrival.endpoint) if is_long else _read(body, arrival.endpoint)
-        )
+        ask, words = await self._read(arrival.protocol, await arrival.read_body(), caller)
         draft.model, draft.stream, draft.salted = ask.model, ask.stream, ask.cache_salt is not None
         model = self._models.resolve(ask.model, caller)
         draft.served_model, draft.counts_checked = model, self._models.options(model).counts_checked
-        return Admitted(ask, words, body, caller, model, effective_salt(caller, ask.cache_salt))
+        return Admitted(ask, words, caller, model, effective_salt(caller, ask.cache_salt))
+
+    async def _read(self, protocol: EndpointProtocol, body: bytes, caller: Caller) -> tuple[Ask, Words]:
+        is_long = len(body) > LONG_BODY_BYTES
+        sent = await asyncio.to_thread(scan_body, body) if is_long else scan_body(body)
+        past = await protocol.past(sent.form, caller.identity.tenant)
+        return await asyncio.to_thread(_read, protocol, sent, past) if is_long else _read(protocol, sent, past)
 
     def _link(self, admitted: Admitted, headers: Mapping[str, str], draft: Draft) -> None:
         words = admitted.words
@@ -192,6 +197,7 @@ class Pipeline:
                 request_id=draft.request_id,
                 at_ns=draft.arrived_ns,
                 explicit_run_id=run_id,
+                previous_response_id=admitted.ask.previous_response_id,
                 tool_result_ids=words.result_ids,
                 message_hashes=draft.chain,
             )

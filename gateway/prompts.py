@@ -17,7 +17,7 @@ from typing import cast
 
 from engine_adapter.prompt import EncodedPrompt, PromptEncoder, PromptError, PromptOptions, TemplateError, Wire
 from gateway.agreement import Agreement, AgreementState
-from gateway.protocols.openai import Ask
+from gateway.protocols.base import Ask
 from gateway.text_chunks import BYTES_PER_TOKEN, chunk_hashes, conversation_bytes
 from kvstore.block import routing_hash_array, routing_seed
 

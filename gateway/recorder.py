@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
 from prometheus_client import Counter
 
@@ -11,8 +10,6 @@ from billing.errors import LedgerError
 from billing.ledger import Ledger
 from billing.meter import charge
 from billing.prices import PriceBook
-from billing.usage import openai_usage
-from engine_adapter.base import EngineAdapter
 from gateway.draft import Draft
 from tracing.errors import UnstorableRecord
 from tracing.export import SpanExport
@@ -117,12 +114,9 @@ class Recorder:
 
 
 def _usage_of(draft: Draft) -> tuple[Usage, tuple[str, ...]]:
-    seen = draft.reader.seen if draft.reader is not None else None
-    if seen is None or seen.usage is None:
+    reading = draft.reader.usage() if draft.reader is not None else None
+    if reading is None:
         return draft.recovered_usage(), ()
-    adapter: EngineAdapter = draft.reader.adapter  # type: ignore[union-attr]  # ``seen`` came from it
-    extension: Mapping[str, object] | None = seen.extension
-    reading = openai_usage(seen.usage, extension, silence_is_zero=adapter.capabilities.cached_detail)
     return reading.usage, tuple(str(problem) for problem in reading.problems)
 
 

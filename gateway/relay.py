@@ -4,8 +4,8 @@
 * The client's pace is the upstream's: nothing is read while a write waits, so that at most one read and one event lie
   in between. A client that takes nothing for ``client_stall_s`` is given up.
 * When nothing went to the client for ``heartbeat_s``, a comment does; it is no token and no event.
-* A stream ends with ``[DONE]``. One that stops before its end gets an error event and then ``[DONE]``; no finish reason
-  is ever made up, and half an event is never shown.
+* A stream ends as its protocol wants it. One that stops before its end gets an error event of that protocol; no finish
+  reason is ever made up, and half an event is never shown.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Protocol
 from engine_adapter.errors import UpstreamBroken
 from engine_adapter.http import UpstreamResponse
 from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnusable
-from gateway.protocols.openai import DONE_EVENT, AnswerReader, error_body
-from gateway.protocols.sse import HEARTBEAT, EventCutter, EventTooLong, event_of
+from gateway.protocols.base import AnswerReader
+from gateway.protocols.openai_errors import error_body as openai_error_body
+from gateway.protocols.sse import HEARTBEAT, EventCutter, EventTooLong, is_whole_event
 
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -95,13 +96,9 @@ class StreamWriter:
             raise ClientGone("the client takes nothing") from None
         self._wrote_at = self._clock()
 
-    async def fail(self, error: GatewayError) -> None:
-        """End the stream with an error event."""
-        await self.fail_with(error_body(error))
-
-    async def fail_with(self, body: bytes) -> None:
-        """End the stream with an error event of these words."""
-        await self.write(event_of(body) + DONE_EVENT)
+    async def end(self, last: bytes) -> None:
+        """End the stream with these events."""
+        await self.write(last)
         await self._reply.finish()
 
     async def finish(self) -> None:
@@ -116,12 +113,19 @@ async def relay(
     options: RelayOptions,
     on_output: Callable[[], None],
     on_done: Callable[[], None],
+    error_body: Callable[[GatewayError], bytes] = openai_error_body,
 ) -> GatewayError | None:
     """Carry the stream to its end; return what was wrong with the upstream, ``None`` for a whole answer.
 
     The client has got a definite end either way. ``on_output`` is called at each event that brings output, before it is
-    written; ``on_done`` once, before the end of a whole answer is. Raises ``ClientGone``; does not close ``response``.
+    written; ``on_done`` once, before the end of a whole answer is. ``error_body`` shapes errors of ours. Raises
+    ``ClientGone``; does not close ``response``.
     """
+
+    async def cut(error: GatewayError) -> GatewayError:
+        await writer.end(reader.failure(error_body(error)))
+        return error
+
     cutter = EventCutter(options.event_cap_bytes)
     while not reader.has_ended():
         try:
@@ -129,11 +133,11 @@ async def relay(
             data = await _next(response, writer, limit_s)
             events = cutter.feed(data) if data else _last(cutter.rest())
         except TimeoutError:
-            return await _cut(writer, UpstreamTimeout(f"the engine was silent for {limit_s:g} s"))
+            return await cut(UpstreamTimeout(f"the engine was silent for {limit_s:g} s"))
         except UpstreamBroken:
-            return await _cut(writer, UpstreamUnusable("the engine's connection broke", code="stream_truncated"))
+            return await cut(UpstreamUnusable("the engine's connection broke", code="stream_truncated"))
         except EventTooLong as error:
-            return await _cut(writer, UpstreamUnusable(str(error), code="event_too_long"))
+            return await cut(UpstreamUnusable(str(error), code="event_too_long"))
         shown = []
         for event in events:
             piece, has_output = reader.event(event)
@@ -147,6 +151,9 @@ async def relay(
             reader.seen.is_shown = reader.seen.finish_reason is not None and reader.seen.usage is not None
         if not data:
             break
+    seen = reader.seen
+    if not reader.has_ended() and seen.error is None and seen.finish_reason is None:
+        return await cut(UpstreamUnusable("the stream stopped before its end", code="stream_truncated"))
     return await _end(response, writer, reader, on_done)
 
 
@@ -164,7 +171,7 @@ async def _next(response: UpstreamResponse, writer: StreamWriter, limit_s: float
 def _last(rest: bytes) -> list[bytes]:
     """Return the event at the very end of a stream whose blank line is missing, when it is whole all the same."""
     whole = rest.strip()
-    if whole != b"data: [DONE]" and not (whole.startswith(b"data:") and whole.endswith(b"}")):
+    if not is_whole_event(whole):
         return []
     return [rest if rest.endswith(b"\r\r") else whole + b"\n\n"]
 
@@ -174,10 +181,8 @@ async def _end(
 ) -> GatewayError | None:
     seen = reader.seen
     if not reader.has_ended():
-        if seen.error is None and seen.finish_reason is None:
-            return await _cut(writer, UpstreamUnusable("the stream stopped before its end", code="stream_truncated"))
         on_done()
-        await writer.write(DONE_EVENT)
+        await writer.write(reader.closing())
     await writer.finish()
     try:
         async with asyncio.timeout(_DRAIN_S):
@@ -186,8 +191,3 @@ async def _end(
     except (TimeoutError, UpstreamBroken):
         pass
     return None if seen.error is None else UpstreamUnusable("the engine sent an error", code=seen.error)
-
-
-async def _cut(writer: StreamWriter, error: GatewayError) -> GatewayError:
-    await writer.fail(error)
-    return error

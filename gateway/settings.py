@@ -36,6 +36,7 @@ _NOT_SETTINGS = re.compile(r"KEEPWARM_(CONFIG$|PYTHON$|TORCH|SERVICE_(HOST|PORT)
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Count = Annotated[int, Field(ge=1)]
+Endpoint = Literal["chat", "completions", "responses", "messages", "embeddings", "tokenize"]
 
 
 class _Strict(BaseModel):
@@ -126,6 +127,7 @@ class InstanceSettings(_Strict):
     models: tuple[str, ...] = ()  # empty: ask it
     events: Literal["auto", "off"] = "auto"
     pool: str | None = None  # name of the shared pool, where the instance doesn't tell
+    speaks: tuple[Endpoint, ...] | None = None  # endpoints that it has itself; None: what its adapter says
     capacity_tokens: Count | None = None  # what its cache holds, for engines without events that don't tell
 
     @field_validator("url")

@@ -11,7 +11,7 @@ from billing.prices import PriceBook
 from gateway.dispatch import BYTES_PER_TOKEN
 from gateway.draft import Draft
 from gateway.errors import OverBudget
-from gateway.protocols.openai import Ask
+from gateway.protocols.base import Ask
 from tracing.record import RequestRecord, Usage, UsageSource
 
 _LIMIT_MEMBERS = ("max_completion_tokens", "max_tokens")
@@ -47,6 +47,8 @@ class Spending:
         self._budgets.settle_soon(draft.ticket, came_to)
 
     def _output_tokens(self, ask: Ask) -> int:
+        if not ask.generates:
+            return 0
         limits = [ask.form.values.get(name) for name in _LIMIT_MEMBERS]
         named = [limit for limit in limits if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0]
         return (

@@ -6,79 +6,88 @@ for it (the usage of a stream, hits by tier) is taken out again unless the clien
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
-from engine_adapter.base import EngineAdapter, Merge
+from billing.counts import UsageReading
+from billing.usage import openai_usage
+from engine_adapter.base import EngineAdapter
 from gateway.errors import BadRequest, GatewayError
-from gateway.protocols.form import Form, FormError, Raw, scan, scan_text
+from gateway.protocols.base import Answering, Ask, Sent, model_of, objects, salt_of, scan_body, stream_of
+from gateway.protocols.form import Form, scan, scan_text
+from gateway.protocols.openai_errors import engine_error_body, error_body, error_class
+from gateway.protocols.seen import Seen
 from gateway.protocols.sse import data_of, event_of, with_data
-from tracing.record import ToolCall
 
-MAX_REMEMBERED_CHARS = 1 << 20
-"""An answer longer than this isn't remembered for linking the request that will quote it."""
-
-MAX_CALLS = 256
-MAX_MODEL_CHARS = 256
 _OUTPUT_MEMBERS = ("content", "tool_calls", "reasoning_content", "reasoning")
 DONE = b"[DONE]"
 DONE_EVENT = event_of(DONE)
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What the gateway needs of a request. ``form`` is the whole of it."""
+class OpenAICompletions:
+    """``chat`` or ``completions``, which engines speak themselves: bytes go through in both directions."""
 
-    form: Form
-    endpoint: str  # "chat" or "completions"
-    model: str
-    stream: bool
-    shows_usage: bool  # the client asked for the usage chunk
-    shows_detail: bool  # the client asked for hits by tier
-    cache_salt: str | None
-    messages: Sequence[Mapping[str, object]] | None  # None where they are not a list of objects: the engine will judge
-    tools: Sequence[Mapping[str, object]] | None
-    prompt: str | Sequence[int] | None
+    endpoint: str
+    path: str
+
+    async def past(self, form: Form, tenant: str) -> None:
+        """Nothing: each request says everything."""
+
+    def read(self, sent: Sent, past: object = None) -> Ask:
+        """Read a request. Raises ``BadRequest`` for what the gateway cannot work with; the engine judges the rest."""
+        values = sent.form.values
+        options = values.get("stream_options")
+        model, stream, salt = model_of(values), stream_of(values), salt_of(values)
+        if options is not None and not isinstance(options, dict):
+            raise BadRequest("'stream_options' must be an object", param="stream_options")
+        return Ask(
+            form=sent.form,
+            body=sent.body,
+            native=sent,
+            endpoint=self.endpoint,
+            model=model,
+            stream=stream,
+            shows_usage=bool(options and options.get("include_usage")),
+            shows_detail=bool(values.get("return_cached_tokens_details")),
+            cache_salt=salt,
+            messages=objects(values.get("messages")) if self.endpoint == "chat" else None,
+            tools=objects(values.get("tools")),
+            prompt=_prompt(values.get("prompt")) if self.endpoint == "completions" else None,
+            is_translatable=False,
+        )
+
+    def reader(self, ask: Ask, adapter: EngineAdapter, answering: Answering, *, is_native: bool) -> AnswerReader:
+        """Return what follows an answer."""
+        renamed = answering.model if answering.model != answering.served_model else None
+        return AnswerReader(adapter, shows_usage=ask.shows_usage, shows_detail=ask.shows_detail, model=renamed)
+
+    def error_body(self, error: GatewayError, request_id: str | None = None) -> bytes:
+        """Return the error as OpenAI's clients expect it."""
+        return error_body(error)
+
+    def engine_error_body(self, status: int, body: bytes, request_id: str | None = None) -> bytes:
+        """Return an engine's error in OpenAI's shape."""
+        return engine_error_body(status, body)
+
+    def failed_stream(self, error_body: bytes) -> bytes:
+        """Return the error as an event, and the end."""
+        return event_of(error_body) + DONE_EVENT
+
+    def headers(self, request_id: str) -> Mapping[str, str]:
+        """Return the header that OpenAI's clients show as the request's id."""
+        return {"x-request-id": request_id}
+
+
+CHAT = OpenAICompletions("chat", "/v1/chat/completions")
+COMPLETIONS = OpenAICompletions("completions", "/v1/completions")
 
 
 def read_ask(body: bytes, endpoint: str) -> Ask:
-    """Read a request. Raises ``BadRequest`` for what the gateway cannot work with; the engine judges the rest."""
-    try:
-        form = scan(body)
-    except FormError as error:
-        raise BadRequest(f"We could not parse the JSON body of your request: {error}", code="invalid_json") from None
-    values = form.values
-    model, stream, salt = values.get("model"), values.get("stream"), values.get("cache_salt")
-    if not isinstance(model, str) or not model:
-        raise BadRequest("you must provide a model parameter", param="model", code="missing_model")
-    if len(model) > MAX_MODEL_CHARS:
-        raise BadRequest(f"the model's name is longer than {MAX_MODEL_CHARS} characters", param="model")
-    if stream is not None and not isinstance(stream, bool):
-        raise BadRequest("'stream' must be true or false", param="stream")
-    if salt is not None and not isinstance(salt, str):
-        raise BadRequest("'cache_salt' must be a string", param="cache_salt")
-    options = values.get("stream_options")
-    if options is not None and not isinstance(options, dict):
-        raise BadRequest("'stream_options' must be an object", param="stream_options")
-    return Ask(
-        form=form,
-        endpoint=endpoint,
-        model=model,
-        stream=bool(stream),
-        shows_usage=bool(options and options.get("include_usage")),
-        shows_detail=bool(values.get("return_cached_tokens_details")),
-        cache_salt=salt,
-        messages=_objects(values.get("messages")) if endpoint == "chat" else None,
-        tools=_objects(values.get("tools")),
-        prompt=_prompt(values.get("prompt")) if endpoint == "completions" else None,
-    )
-
-
-def _objects(value: object) -> Sequence[Mapping[str, object]] | None:
-    return value if isinstance(value, list) and all(isinstance(item, dict) for item in value) else None
+    """Read a request of ``chat`` or ``completions``. Raises ``BadRequest``."""
+    return (CHAT if endpoint == "chat" else COMPLETIONS).read(scan_body(body))
 
 
 def _prompt(value: object) -> str | Sequence[int] | None:
@@ -89,135 +98,16 @@ def _prompt(value: object) -> str | Sequence[int] | None:
     return None
 
 
-def upstream_body(ask: Ask, members: Mapping[str, object | Merge], original: bytes) -> bytes:
-    """Return the body for an engine: the client's bytes with these members set. O(body)."""
-    edits: dict[str, object] = {}
-    for name, value in members.items():
-        if isinstance(value, Merge):
-            inner = ask.form.nested(name)
-            edits[name] = dict(value.members) if inner is None else Raw(inner.edited(value.members))
-        else:
-            edits[name] = value
-    if not edits:
-        return original
-    return ask.form.edited(edits).encode()
-
-
-def error_body(error: GatewayError) -> bytes:
-    """Return the error as OpenAI's clients expect it."""
-    return json.dumps(
-        {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
-    ).encode()
-
-
-def engine_error_body(status: int, body: bytes) -> bytes:
-    """Return an engine's error in OpenAI's shape; its own body goes through where it has that shape already.
-
-    SGLang answers ``{"object": "error", "message", "type", "param", "code"}`` without the envelope.
-    """
-    try:
-        answer = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        answer = None
-    if isinstance(answer, dict):
-        if isinstance(answer.get("error"), dict):
-            return body
-        message = answer.get("message") or answer.get("error") or answer.get("detail")
-        if isinstance(message, str):
-            inner = {"message": message, "type": answer.get("type") or _kind(status), "param": answer.get("param")}
-            return json.dumps({"error": inner | {"code": answer.get("code")}}).encode()
-    message = f"the engine answered {status} without an explanation that could be read"
-    return json.dumps({"error": {"message": message, "type": _kind(status), "param": None, "code": None}}).encode()
-
-
-def _kind(status: int) -> str:
-    return "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "upstream_error"
-
-
-@dataclass(slots=True)
-class _Call:
-    """A tool call as its pieces came."""
-
-    id: str = ""
-    name: str = ""
-    arguments: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Seen:
-    """What was seen of an answer so far."""
-
-    usage: Mapping[str, object] | None = None
-    extension: Mapping[str, object] | None = None
-    pieces: int = 0  # of a stream: events that brought output
-    finish_reason: str | None = None
-    is_done: bool = False
-    is_shown: bool = (
-        False  # its finish reason went to the client, and the engine's count is here: only the end is missing
-    )
-    error: str | None = None  # an error event's class
-    _calls: dict[tuple[int, int], _Call] = field(default_factory=dict)
-    _text: list[str] = field(default_factory=list)
-    _remembered_chars: int = 0
-    _is_whole: bool = True  # all of the first choice's message is remembered, and there is no other choice
-
-    @property
-    def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The calls that the model asked for, in order."""
-        return tuple(ToolCall(id=call.id, name=call.name) for _, call in sorted(self._calls.items()) if call.name)
-
-    def message(self) -> Mapping[str, object] | None:
-        """Return the assistant's message as a client would send it back; ``None`` where it isn't known whole."""
-        if not self._is_whole or self.finish_reason is None:
-            return None
-        message: dict[str, object] = {"role": "assistant", "content": "".join(self._text)}
-        if self._calls:
-            message["tool_calls"] = [
-                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": "".join(c.arguments)}}
-                for _, c in sorted(self._calls.items())
-            ]
-        return message
-
-    def take(self, choice: int, part: Mapping[str, object]) -> None:
-        """Add a message, or a piece of one."""
-        self._is_whole = self._is_whole and choice == 0
-        if isinstance(content := part.get("content"), str) and content:
-            self._remember(self._text, content)
-        calls = part.get("tool_calls")
-        for position, piece in enumerate(calls if isinstance(calls, list) else ()):
-            if isinstance(piece, dict):
-                index = piece.get("index")
-                self._take_call(choice, index if isinstance(index, int) else position, piece)
-
-    def _take_call(self, choice: int, index: int, piece: Mapping[str, object]) -> None:
-        if len(self._calls) >= MAX_CALLS and (choice, index) not in self._calls:
-            self._is_whole = False
-            return
-        call = self._calls.setdefault((choice, index), _Call())
-        if isinstance(identity := piece.get("id"), str):
-            call.id = call.id or identity
-        function = piece.get("function")
-        if isinstance(function, dict):
-            if isinstance(name := function.get("name"), str):
-                call.name = call.name or name
-            if isinstance(arguments := function.get("arguments"), str):
-                self._remember(call.arguments, arguments)
-
-    def _remember(self, pieces: list[str], text: str) -> None:
-        self._remembered_chars += len(text)
-        if self._remembered_chars <= MAX_REMEMBERED_CHARS:
-            pieces.append(text)
-        else:
-            self._is_whole = False
-
-
 class AnswerReader:
     """Follows one answer: remembers what the record needs, and gives the client what it asked for."""
 
-    def __init__(self, adapter: EngineAdapter, *, shows_usage: bool, shows_detail: bool) -> None:
-        self.adapter = adapter
-        self._shows_usage = shows_usage
-        self._hidden = frozenset() if shows_detail else adapter.private_members
+    def __init__(
+        self, adapter: EngineAdapter, *, shows_usage: bool, shows_detail: bool, model: str | None = None
+    ) -> None:
+        """``model``: the name to show instead of the engine's own."""
+        self._adapter = adapter
+        self._shows_usage, self._model = shows_usage, model
+        self._hidden = frozenset[str]() if shows_detail else adapter.private_members
         self.seen = Seen()
 
     def has_ended(self) -> bool:
@@ -239,7 +129,7 @@ class AnswerReader:
         if not isinstance(chunk, dict):
             return event, False
         if "error" in chunk and "choices" not in chunk:
-            self.seen.error = _error_class(chunk["error"])
+            self.seen.error = error_class(chunk["error"])
         has_output = self._choices(chunk.get("choices"), "delta")
         self.seen.pieces += has_output
         return self._shown(event, data, chunk), has_output
@@ -254,11 +144,26 @@ class AnswerReader:
             return body
         self._count(answer)
         self._choices(answer.get("choices"), "message")
-        hidden = self._hidden & answer.keys()
-        return scan(body).edited({}, drop=frozenset(hidden)).encode() if hidden else body
+        hidden, renamed = self._hidden & answer.keys(), self._renamed(answer)
+        return scan(body).edited(renamed, drop=frozenset(hidden)).encode() if hidden or renamed else body
+
+    def closing(self) -> bytes:
+        """Return the end mark."""
+        return DONE_EVENT
+
+    def failure(self, error_body: bytes) -> bytes:
+        """Return an error event and the end mark."""
+        return event_of(error_body) + DONE_EVENT
+
+    def usage(self) -> UsageReading | None:
+        """Return the engine's counts."""
+        seen = self.seen
+        if seen.usage is None:
+            return None
+        return openai_usage(seen.usage, seen.extension, silence_is_zero=self._adapter.capabilities.cached_detail)
 
     def _count(self, answer: Mapping[str, object]) -> None:
-        parts = self.adapter.read_usage(answer)
+        parts = self._adapter.read_usage(answer)
         if parts is not None:
             self.seen.usage = parts.usage or self.seen.usage
             self.seen.extension = parts.extension or self.seen.extension
@@ -286,12 +191,12 @@ class AnswerReader:
             hidden.add("usage")
             if not chunk.get("choices"):
                 return b""
-        if not hidden:
+        renamed = self._renamed(chunk)
+        if not hidden and not renamed:
             return event
         text = data.decode()
-        return with_data(event, scan_text(text).edited({}, drop=frozenset(hidden)).encode())
+        return with_data(event, scan_text(text).edited(renamed, drop=frozenset(hidden)).encode())
 
-
-def _error_class(error: object) -> str:
-    kind = (error.get("type") or error.get("code")) if isinstance(error, dict) else None
-    return kind[:64] if isinstance(kind, str) else "upstream_error"
+    def _renamed(self, answer: Mapping[str, object]) -> Mapping[str, object]:
+        named = self._model is not None and "model" in answer
+        return {"model": self._model} if named else {}

@@ -64,6 +64,17 @@ def with_data(event: bytes, data: bytes) -> bytes:
     return b"".join(out)
 
 
+def is_whole_event(event: bytes) -> bool:
+    """Tell whether an event whose blank line is missing can only be whole: its data is an object's text or the end."""
+    data = data_of(event)
+    return data is not None and (data.strip() == b"[DONE]" or (data.startswith(b"{") and data.endswith(b"}")))
+
+
+def named_event(name: str, data: bytes) -> bytes:
+    """Return an event with a name."""
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
 def event_of(data: bytes) -> bytes:
     """Return a plain event."""
     return b"data: " + data + b"\n\n"

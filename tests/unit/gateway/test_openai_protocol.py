@@ -9,7 +9,8 @@ import pytest
 from engine_adapter.base import Merge
 from engine_adapter.sglang import Sglang
 from gateway.errors import BadRequest, NoInstance
-from gateway.protocols.openai import AnswerReader, engine_error_body, error_body, read_ask, upstream_body
+from gateway.protocols.openai import AnswerReader, read_ask
+from gateway.protocols.openai_errors import engine_error_body, error_body
 from tests.scripted_engine import answer
 
 
@@ -45,11 +46,11 @@ def test_what_the_gateway_cannot_work_with_is_refused(body: bytes) -> None:
 def test_the_upstream_body_is_the_original_where_nothing_changes() -> None:
     body = b' {"model" : "m"}\n'
     ask = read_ask(body, "chat")
-    assert upstream_body(ask, {}, body) is body
-    merged = upstream_body(ask, {"stream_options": Merge({"include_usage": True})}, body)
+    assert ask.translated.edited({}) is body
+    merged = ask.translated.edited({"stream_options": Merge({"include_usage": True})})
     assert merged == b'{"model" : "m","stream_options":{"include_usage":true}}'
-    null = b'{"model":"m","stream_options":null}'
-    assert upstream_body(read_ask(null, "chat"), {"stream_options": Merge({"include_usage": True})}, null) == (
+    null = read_ask(b'{"model":"m","stream_options":null}', "chat").translated
+    assert null.edited({"stream_options": Merge({"include_usage": True})}) == (
         b'{"model":"m","stream_options":{"include_usage":true}}'
     )
 

@@ -1,0 +1,75 @@
+"""Errors in OpenAI's shape, which is also what most engines answer in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from gateway.errors import GatewayError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWords:
+    """What an engine says of its refusal, whatever shape it said it in."""
+
+    message: str
+    kind: str | None = None
+    param: object = None
+    code: object = None
+    envelope: Mapping[str, object] | None = None  # the whole answer, where it is an object
+
+
+def engine_words(status: int, body: bytes) -> EngineWords:
+    """Read an engine's error. Known shapes: OpenAI's and Anthropic's envelopes, SGLang's bare object, FastAPI's."""
+    try:
+        answer = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        answer = None
+    if isinstance(answer, dict):
+        inner = answer.get("error")
+        told = inner if isinstance(inner, dict) else answer
+        message = told.get("message") or told.get("error") or told.get("detail")
+        if isinstance(message, str):
+            kind = told.get("type")
+            named = kind if isinstance(kind, str) and kind != "error" else None
+            return EngineWords(message, named, told.get("param"), told.get("code"), answer)
+        if isinstance(inner, dict):
+            return EngineWords(_unexplained(status), envelope=answer)
+    return EngineWords(_unexplained(status))
+
+
+def error_body(error: GatewayError) -> bytes:
+    """Return the error as OpenAI's clients expect it."""
+    return _body(error.message, error.kind, error.param, error.code)
+
+
+def engine_error_body(status: int, body: bytes) -> bytes:
+    """Return an engine's error in OpenAI's shape; its own body goes through where it has that shape already.
+
+    SGLang answers ``{"object": "error", "message", "type", "param", "code"}`` without the envelope.
+    """
+    words = engine_words(status, body)
+    if words.envelope is not None and isinstance(words.envelope.get("error"), dict) and "type" not in words.envelope:
+        return body
+    return _body(words.message, words.kind or _kind(status), words.param, words.code)
+
+
+def error_class(error: object) -> str:
+    """Return a short class for records out of an error object in a stream."""
+    kind = (error.get("type") or error.get("code")) if isinstance(error, dict) else None
+    return kind[:64] if isinstance(kind, str) else "upstream_error"
+
+
+def _body(message: str, kind: str, param: object, code: object) -> bytes:
+    return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}}).encode()
+
+
+def _kind(status: int) -> str:
+    return "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "upstream_error"
+
+
+def _unexplained(status: int) -> str:
+    return f"the engine answered {status} without an explanation that could be read"

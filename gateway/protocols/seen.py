@@ -1,0 +1,91 @@
+"""What is remembered of an answer while it goes by, whatever protocol it came in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tracing.record import ToolCall
+
+MAX_REMEMBERED_CHARS = 1 << 20
+"""An answer longer than this isn't remembered for linking the request that will quote it."""
+
+MAX_CALLS = 256
+
+
+@dataclass(slots=True)
+class _Call:
+    """A tool call as its pieces came."""
+
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Seen:
+    """What was seen of an answer so far."""
+
+    usage: Mapping[str, object] | None = None
+    extension: Mapping[str, object] | None = None
+    pieces: int = 0  # of a stream: events that brought output
+    finish_reason: str | None = None
+    is_done: bool = False
+    is_shown: bool = (
+        False  # its finish reason went to the client, and the engine's count is here: only the end is missing
+    )
+    error: str | None = None  # an error event's class
+    response_id: str | None = None  # by which a later request may continue this answer
+    _calls: dict[tuple[int, int], _Call] = field(default_factory=dict)
+    _text: list[str] = field(default_factory=list)
+    _remembered_chars: int = 0
+    _is_whole: bool = True  # all of the first choice's message is remembered, and there is no other choice
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls that the model asked for, in order."""
+        return tuple(ToolCall(id=call.id, name=call.name) for _, call in sorted(self._calls.items()) if call.name)
+
+    def message(self) -> Mapping[str, object] | None:
+        """Return the assistant's message as a client would send it back; ``None`` where it isn't known whole."""
+        if not self._is_whole or self.finish_reason is None:
+            return None
+        message: dict[str, object] = {"role": "assistant", "content": "".join(self._text)}
+        if self._calls:
+            message["tool_calls"] = [
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": "".join(c.arguments)}}
+                for _, c in sorted(self._calls.items())
+            ]
+        return message
+
+    def take(self, choice: int, part: Mapping[str, object]) -> None:
+        """Add a message, or a piece of one."""
+        self._is_whole = self._is_whole and choice == 0
+        if isinstance(content := part.get("content"), str) and content:
+            self._remember(self._text, content)
+        calls = part.get("tool_calls")
+        for position, piece in enumerate(calls if isinstance(calls, list) else ()):
+            if isinstance(piece, dict):
+                index = piece.get("index")
+                self._take_call(choice, index if isinstance(index, int) else position, piece)
+
+    def _take_call(self, choice: int, index: int, piece: Mapping[str, object]) -> None:
+        if len(self._calls) >= MAX_CALLS and (choice, index) not in self._calls:
+            self._is_whole = False
+            return
+        call = self._calls.setdefault((choice, index), _Call())
+        if isinstance(identity := piece.get("id"), str):
+            call.id = call.id or identity
+        function = piece.get("function")
+        if isinstance(function, dict):
+            if isinstance(name := function.get("name"), str):
+                call.name = call.name or name
+            if isinstance(arguments := function.get("arguments"), str):
+                self._remember(call.arguments, arguments)
+
+    def _remember(self, pieces: list[str], text: str) -> None:
+        self._remembered_chars += len(text)
+        if self._remembered_chars <= MAX_REMEMBERED_CHARS:
+            pieces.append(text)
+        else:
+            self._is_whole = False
