@@ -26,7 +26,8 @@ from engine_adapter.base import (
 from engine_adapter.http import UpstreamClient, get_json
 from engine_adapter.openai_compatible import OpenAICompatible, read_models
 
-_ALWAYS = ("description", "name", "parameters")  # members of a function that SGLang writes even where they are null
+_WRITTEN = ("description", "name", "parameters")  # what SGLang writes of a function, in its order, null or not
+_OPTIONAL = ("strict", "defer_loading")  # … and what it leaves out where it is null
 _KEEPS_ORDER = (0, 5, 23)
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
@@ -133,17 +134,17 @@ def _printed_tool(tool: Mapping[str, object], *, keeps_order: bool) -> Mapping[s
     From 0.5.23 on a function's members stay in the client's order; before that they had one of their own.
     """
     function = mapping(tool.get("function")) or {}
-    names = ("description", "name", "parameters", "strict", "defer_loading")
-    given = [name for name in (function if keeps_order else names) if name in names and name in function]
-    kept = {name: function[name] for name in given if name in _ALWAYS or function[name] is not None}
-    printed = {name: kept.get(name) for name in (kept if keeps_order else _ALWAYS)}
-    printed |= {name: kept.get(name) for name in _ALWAYS}
-    if not keeps_order:
-        printed["strict"] = kept.get("strict", False)
-    later = tool.get("defer_loading")
-    if later is not None or "defer_loading" in kept:
-        printed["defer_loading"] = kept.get("defer_loading", later)
-    return {"type": tool.get("type", "function"), "function": printed, "defer_loading": later}
+    order = [*(function if keeps_order else ()), *_WRITTEN, *_OPTIONAL]
+    printed: dict[str, object] = {}
+    for name in dict.fromkeys(order):
+        value = function.get(name)
+        if name == "defer_loading" and value is None:
+            value = tool.get("defer_loading")
+        if name == "strict" and not keeps_order:
+            value = bool(value)
+        if name in _WRITTEN or (name in _OPTIONAL and value is not None):
+            printed[name] = value
+    return {"type": tool.get("type", "function"), "function": printed, "defer_loading": tool.get("defer_loading")}
 
 
 def _number(version: str | None) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from billing.budget_sqlite import SqliteBudgetStore
 from billing.budgets import SUBJECTS, Budget, BudgetStore, Policy, Seed, Unit, Window
 from billing.ledger_read import LedgerReader
 from engine_adapter.base import OPENAI_ENDPOINTS, EngineAdapter
+from engine_adapter.embedded.adapter import Embedded
 from engine_adapter.embedded.launch import LaunchSpec, free_port
 from engine_adapter.openai_compatible import OpenAICompatible
 from engine_adapter.sglang import Sglang
@@ -82,8 +83,9 @@ def budget_store(settings: Settings, budgets: Sequence[Budget]) -> BudgetStore:
 
 
 def adapter_of(name: str) -> EngineAdapter:
-    """Return the adapter that the settings name. The embedded engine answers on SGLang's surface."""
-    return OpenAICompatible() if name == "openai" else Sglang()
+    """Return the adapter that the settings name."""
+    adapters: dict[str, EngineAdapter] = {"openai": OpenAICompatible(), "sglang": Sglang(), "embedded": Embedded()}
+    return adapters[name]
 
 
 def instance_spec(settings: InstanceSettings) -> InstanceSpec:

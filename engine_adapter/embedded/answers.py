@@ -1,7 +1,7 @@
 """What the engine said, as OpenAI's answers and stream chunks: pure values in, JSON values out.
 
-Sources: OpenAI's API reference; SGLang 0.5.23 for ``sglext.cached_tokens_details``, ``matched_stop`` and the shape of
-errors.
+Sources: OpenAI's API reference; SGLang 0.5.23 for ``sglext.cached_tokens_details``, ``sglext.output_ids``,
+``matched_stop`` and the shape of errors.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Outcome:
     completion_tokens: int = 0
     finish_reason: str | None = None
     matched_stop: str | int | None = None
+    token_ids: list[int] = field(default_factory=list)
 
     def usage(self) -> Json:
         """Return OpenAI's ``usage``; the prompt's cached tokens are those of all tiers."""
@@ -47,11 +48,16 @@ class Outcome:
             "prompt_tokens_details": {"cached_tokens": sum(self.hit_tokens)},
         }
 
-    def extension(self) -> Json:
-        """Return ``sglext``: the cached tokens by tier; ``storage`` is what SGLang calls all below the host."""
-        device, host, disk, pool = self.hit_tokens
-        return {
-            "cached_tokens_details": {
+    def extension(self, call: Call) -> Json:
+        """Return what ``call`` asked for of ``sglext``.
+
+        The cached tokens by tier (``storage`` is what SGLang calls all below the host), and the ids of the output, the
+        token that ended it included.
+        """
+        found: Json = {}
+        if call.cached_details:
+            device, host, disk, pool = self.hit_tokens
+            found["cached_tokens_details"] = {
                 "device": device,
                 "host": host,
                 "storage": disk + pool,
@@ -59,7 +65,9 @@ class Outcome:
                 "disk": disk,
                 "pool": pool,
             }
-        }
+        if call.output_ids:
+            found["output_ids"] = [self.token_ids]
+        return found
 
 
 class AnswerFold:
@@ -74,6 +82,7 @@ class AnswerFold:
     def token(self, event: Token) -> list[AnswerPart]:
         """Count the token and return the parts that it made certain."""
         self.outcome.completion_tokens += 1
+        self.outcome.token_ids.append(event.token_id)
         if event.token_id in self._stops:
             self.outcome.matched_stop = event.token_id
             return []
@@ -169,12 +178,13 @@ class ChunkWriter:
     def closing(self, outcome: Outcome) -> list[Json]:
         """Return the chunk with the finish reason, then the usage where it was asked for."""
         chunks = [self._chunk({} if self._chat else "", **_finish(outcome))]
-        if self._call.include_usage or self._call.cached_details:
+        extension = outcome.extension(self._call)
+        if self._call.include_usage or extension:
             last: Json = {**self._head, "choices": []}
             if self._call.include_usage:
                 last["usage"] = outcome.usage()
-            if self._call.cached_details:
-                last["sglext"] = outcome.extension()
+            if extension:
+                last["sglext"] = extension
             chunks.append(last)
         return chunks
 
@@ -209,6 +219,6 @@ def _envelope(call: Call, kind: str, choices: list[Json], outcome: Outcome, crea
         "choices": choices,
         "usage": outcome.usage(),
     }
-    if call.cached_details:
-        body["sglext"] = outcome.extension()
+    if extension := outcome.extension(call):
+        body["sglext"] = extension
     return body

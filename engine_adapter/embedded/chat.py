@@ -2,7 +2,7 @@
 
 Everything that a request may name and this engine cannot do is refused by name; fields that it does not know are
 ignored, as SGLang does. Source: OpenAI's API reference; SGLang 0.5.23 for ``rid``, ``cache_salt``, ``input_ids``,
-``priority`` and ``return_cached_tokens_details``.
+``priority``, ``return_cached_tokens_details`` and ``return_output_ids_in_sglext``.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class _Body(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     priority: int | None = None
     return_cached_tokens_details: bool = False
+    return_output_ids_in_sglext: bool = False
     # what is understood only well enough to refuse it
     n: int | None = None
     best_of: int | None = None
@@ -103,6 +104,7 @@ class Call:
     stream: bool
     include_usage: bool
     cached_details: bool
+    output_ids: bool
     temperature: float
     top_p: float
     seed: int | None
@@ -120,8 +122,11 @@ class Call:
     grammar: Grammar | None = None
 
 
-def read_chat(data: bytes, *, request_id: str | None = None) -> Call:
-    """Return the call of a chat body. Raises ``RequestError``; ``request_id`` (of a header) wins over the body's."""
+def read_chat(data: bytes, *, request_id: str | None = None, wants_ids: bool = False) -> Call:
+    """Return the call of a chat body. Raises ``RequestError``.
+
+    Of headers: ``request_id`` wins over the body's; ``wants_ids`` asks for the ids of the output like its member does.
+    """
     body = _decode(data, ChatBody)
     if body.continue_final_message:
         raise _refused("continue_final_message")
@@ -134,6 +139,7 @@ def read_chat(data: bytes, *, request_id: str | None = None) -> Call:
     return _call(
         body,
         request_id,
+        wants_ids,
         max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
         token_ids=None if body.input_ids is None else tuple(body.input_ids),
         messages=body.messages,
@@ -144,7 +150,7 @@ def read_chat(data: bytes, *, request_id: str | None = None) -> Call:
     )
 
 
-def read_completion(data: bytes, *, request_id: str | None = None) -> Call:
+def read_completion(data: bytes, *, request_id: str | None = None, wants_ids: bool = False) -> Call:
     """Return the call of a completion body. Raises ``RequestError``, also for more than one prompt."""
     body = _decode(data, CompletionBody)
     for name, refused in (("echo", body.echo), ("suffix", body.suffix)):
@@ -158,6 +164,7 @@ def read_completion(data: bytes, *, request_id: str | None = None) -> Call:
     return _call(
         body,
         request_id,
+        wants_ids,
         max_tokens=16 if body.max_tokens is None else body.max_tokens,  # OpenAI's default for completions
         text=prompt if isinstance(prompt, str) else None,
         token_ids=None if isinstance(prompt, str) else tuple(_ids(prompt)),
@@ -175,7 +182,7 @@ def _decode(data: bytes, kind: type[_Decoded]) -> _Decoded:
         raise RequestError(f"the body is not a request: {error}", param=where[1] if where else None) from error
 
 
-def _call(body: _Body, request_id: str | None, *, max_tokens: int | None, **prompt: Any) -> Call:
+def _call(body: _Body, request_id: str | None, wants_ids: bool, *, max_tokens: int | None, **prompt: Any) -> Call:
     _refuse_unknown_arts(body)
     temperature = 1.0 if body.temperature is None else body.temperature
     top_p = 1.0 if body.top_p is None else body.top_p
@@ -194,6 +201,7 @@ def _call(body: _Body, request_id: str | None, *, max_tokens: int | None, **prom
         stream=body.stream,
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         cached_details=body.return_cached_tokens_details,
+        output_ids=body.return_output_ids_in_sglext or wants_ids,
         temperature=temperature,
         top_p=top_p,
         seed=body.seed,

@@ -25,6 +25,7 @@ from engine_adapter.prompt import PromptError
 
 MAX_BODY_BYTES = 64 << 20
 _BUSY_CODES = frozenset({"busy", "queue_full", "stopping"})
+_OUTPUT_IDS_HEADER = "x-sglext-return-output-ids"
 _ID_HEADERS = ("x-override-rid", "x-request-id")
 _log = logging.getLogger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -90,10 +91,11 @@ class EngineServer:
         return True
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, read_chat(await request.read(), request_id=_request_id(request)), chat=True)
+        call = read_chat(await request.read(), request_id=_request_id(request), wants_ids=_wants_ids(request))
+        return await self._answer(request, call, chat=True)
 
     async def _completion(self, request: web.Request) -> web.StreamResponse:
-        call = read_completion(await request.read(), request_id=_request_id(request))
+        call = read_completion(await request.read(), request_id=_request_id(request), wants_ids=_wants_ids(request))
         return await self._answer(request, call, chat=False)
 
     async def _answer(self, request: web.Request, call: Call, *, chat: bool) -> web.StreamResponse:
@@ -224,6 +226,10 @@ def _error(message: str, status: int, *, param: str | None = None, code: str | N
 
 def _request_id(request: web.Request) -> str | None:
     return next((request.headers[name] for name in _ID_HEADERS if name in request.headers), None)
+
+
+def _wants_ids(request: web.Request) -> bool:
+    return request.headers.get(_OUTPUT_IDS_HEADER) == "1"
 
 
 def _object(data: bytes) -> Json:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
 from engine_adapter.base import Ask, Capabilities, Merge
+from engine_adapter.embedded.adapter import Embedded
 from engine_adapter.errors import AnswerTooLong, ConnectFailed, UpstreamBroken, UpstreamError
 from engine_adapter.http import AiohttpClient, get_json
 from engine_adapter.openai_compatible import OpenAICompatible
@@ -47,6 +49,47 @@ def test_sglang_is_asked_for_salt_and_hits_by_tier() -> None:
     }
     assert prepared.headers["x-override-rid"] == "r"
     assert "cache_salt" not in Sglang().prepare(Ask("r", stream=False)).members
+
+
+def test_ids_go_in_and_come_out_where_they_are_asked_for() -> None:
+    prepared = Sglang().prepare(Ask("r", stream=False, input_ids=[1, 2], wants_output_ids=True))
+    assert prepared.members["input_ids"] == [1, 2]
+    assert prepared.headers["x-sglext-return-output-ids"] == "1"
+    plain = Sglang().prepare(Ask("r", stream=False))
+    assert "input_ids" not in plain.members
+    assert "x-sglext-return-output-ids" not in plain.headers
+    read = Sglang().read_usage({"sglext": {"output_ids": [[5, 6], [7]]}})
+    assert read is not None
+    assert read.output_ids == [5, 6]
+    for odd in (None, [], [None], [["a"]], [[True]], "ids"):
+        read = Sglang().read_usage({"sglext": {"output_ids": odd}})
+        assert read is not None
+        assert read.output_ids is None
+
+
+_TOOLS: list[dict[str, object]] = [
+    {"type": "function", "function": {"name": "a", "parameters": {"z": 1}, "strict": True, "odd": 1}, "odd": 2},
+    {"function": {"name": "b", "description": "d"}},
+]
+
+
+def test_tools_are_in_the_prompt_as_each_engine_puts_them_there() -> None:
+    """SGLang's forms are what its own model of a tool printed: 0.5.23 run, 0.5.22 read."""
+    for choice in (None, "auto", "none", "required", {"type": "function", "function": {"name": "b"}}):
+        assert OpenAICompatible().prompt_tools(_TOOLS, choice, "1") == _TOOLS
+        assert Embedded().prompt_tools(_TOOLS, choice, "1") == _TOOLS
+    sglang = Sglang()
+    assert sglang.prompt_tools(_TOOLS, "none", None) is None
+    assert sglang.prompt_tools(None, "auto", None) is None
+    named = sglang.prompt_tools(_TOOLS, {"type": "function", "function": {"name": "b"}}, "0.5.23")
+    function = {"name": "b", "description": "d", "parameters": None}
+    assert json.dumps(named) == json.dumps([{"type": "function", "function": function, "defer_loading": None}])
+    new = {"name": "a", "parameters": {"z": 1}, "strict": True, "description": None}
+    old = {"description": None, "name": "a", "parameters": {"z": 1}, "strict": True}
+    for version, function in (("0.5.23", new), ("0.5.23.post1", new), (None, new), ("dev", new), ("0.5.22", old)):
+        first, second = sglang.prompt_tools(_TOOLS, "auto", version) or ()
+        assert json.dumps(first) == json.dumps({"type": "function", "function": function, "defer_loading": None})
+        assert ("strict" in json.dumps(second)) == (version == "0.5.22")
 
 
 def test_usage_and_extension_are_read_where_they_stand() -> None:

@@ -178,6 +178,17 @@ def test_an_answer_with_hits_by_tier(tokenizer: Tokenizer, token_bytes: TokenByt
     assert "sglext" not in chat_answer(chat(), parts, made.outcome, created_s=1, model="m")
 
 
+def test_the_ids_of_the_output_are_told_to_whoever_asks(tokenizer: Tokenizer, token_bytes: TokenBytes) -> None:
+    ids = [*tokenizer.encode("Hello there").ids, 2]
+    body = json.dumps({"messages": MESSAGES}).encode()
+    for call in (chat(return_output_ids_in_sglext=True), read_chat(body, wants_ids=True)):
+        made, parts = fold(call, ids, token_bytes, "stop")
+        answer = chat_answer(call, parts, made.outcome, created_s=1, model="m")
+        assert answer["sglext"] == {"output_ids": [ids]}
+        *_, last = ChunkWriter(call, chat=True, created_s=1, model="m").closing(made.outcome)
+        assert (last["choices"], last["sglext"]) == ([], {"output_ids": [ids]})
+
+
 def test_a_stop_string_settles_the_reason_and_an_empty_answer_has_empty_content(
     tokenizer: Tokenizer, token_bytes: TokenBytes
 ) -> None:
