@@ -144,7 +144,7 @@ def launch_specs(settings: Settings, pool_url: str | None) -> list[LaunchSpec]:
 
 def embedded_spec(launch: LaunchSpec) -> InstanceSpec:
     """Return an engine of our own as an instance."""
-    return InstanceSpec(id=launch.id, url=launch.url, adapter=Sglang(), speaks=OPENAI_ENDPOINTS | {"tokenize"})
+    return InstanceSpec(id=launch.id, url=launch.url, adapter=Embedded(), speaks=OPENAI_ENDPOINTS | {"tokenize"})
 
 
 def rates(settings: Settings) -> Rates:
