@@ -10,20 +10,21 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import lmdb
 
 from kvstore.breaker import Breaker, BreakerOptions
-from kvstore.codec import IndexRecord, PageHeader, checksum
+from kvstore.codec import IndexRecord, PageHeader
+from kvstore.deadline import Allowance
 from kvstore.errors import MediumError, MediumInUse
 from kvstore.page import PageKey, PageLayout, Tier
 from kvstore.policy import EvictionPolicy
 from kvstore.tiers.base import OnChange, Page
-from kvstore.tiers.slab import Slab, neighbours
+from kvstore.tiers.page_io import LATE, Moved, Run, neighbours, page_io
+from kvstore.tiers.slab import Slab
 from kvstore.tiers.slab_index import SlabIndex
 from kvstore.tiers.slotted import Fault, SlottedTier
 
@@ -32,9 +33,10 @@ from kvstore.tiers.slotted import Fault, SlottedTier
 class DiskOptions:
     """Limits of one disk tier."""
 
-    readers: int = 4  # a single reader leaves half of the disk's bandwidth
-    read_run_bytes: int = 2 << 20  # of one call: hashed while still in cache
-    write_run_bytes: int = 8 << 20
+    read_s: Allowance = field(default_factory=Allowance)
+    write_s: Allowance = field(default_factory=lambda: Allowance(fixed_s=2.0))  # behind the engine's back
+    queue_depth: int = 32  # runs on their way at once
+    run_bytes: int = 512 << 10  # of one request: hashed while still in cache
     sync_interval_s: float = 1.0
     breaker: BreakerOptions = field(default_factory=BreakerOptions)
 
@@ -71,7 +73,7 @@ class DiskTier(SlottedTier):
         self._sums = [0] * self.slots
         self._sequence = 0
         self._reopen()
-        self._readers = ThreadPoolExecutor(self.options.readers, thread_name_prefix="kvstore-disk")
+        self._io = page_io(self.page_bytes, self.options.queue_depth)
         self.breaker = Breaker(f"disk tier {path}", self._probe, self.options.breaker)
         self._dirty = threading.Event()
         self._closing = threading.Event()
@@ -101,7 +103,7 @@ class DiskTier(SlottedTier):
         self._closing.set()
         self._dirty.set()
         self._syncer.join()
-        self._readers.shutdown()
+        self._io.close()
         with self._writing:
             self.sync()
             self.breaker.stop()
@@ -140,45 +142,45 @@ class DiskTier(SlottedTier):
 
     def _read(self, wanted: Sequence[tuple[int, memoryview]]) -> list[int | Fault]:
         answers: list[int | Fault] = [Fault.UNAVAILABLE] * len(wanted)
-        slots = [slot for slot, _ in wanted]
-
-        def read_run(run: list[int]) -> None:
-            try:
-                got = self._slab.read(slots[run[0]], [wanted[place][1] for place in run])
-            except OSError as error:
-                self.breaker.trip(f"read failed: {error}")
-                return
-            for position, place in enumerate(run):
-                slot, out = wanted[place]
-                if got < (position + 1) * self.page_bytes:
-                    answers[place] = Fault.LENGTH
-                else:
-                    found = checksum(out)
-                    answers[place] = found if found == self._sums[slot] else Fault.CHECKSUM
-
-        runs = list(neighbours(slots, page_bytes=self.page_bytes, run_bytes=self.options.read_run_bytes))
-        if len(runs) <= 1:
-            for run in runs:
-                read_run(run)
-        else:
-            list(self._readers.map(read_run, runs))
+        for places, moved in self._move([slot for slot, _ in wanted], [out for _, out in wanted], write=False):
+            if moved.result == LATE:
+                self.breaker.trip("reads take longer than they may")
+            elif moved.result < 0:
+                self.breaker.trip(f"read failed: {os.strerror(-moved.result)}")
+            else:
+                for position, place in enumerate(places):
+                    whole = moved.result >= (position + 1) * self.page_bytes
+                    good = whole and moved.sums[position] == self._sums[wanted[place][0]]
+                    answers[place] = moved.sums[position] if good else Fault.CHECKSUM if whole else Fault.LENGTH
         return answers
 
     def _write(self, pages: Sequence[tuple[int, Page]]) -> list[bool]:
         written = [False] * len(pages)
-        slots = [slot for slot, _ in pages]
-        for run in neighbours(slots, page_bytes=self.page_bytes, run_bytes=self.options.write_run_bytes):
-            try:
-                done = self._slab.write(slots[run[0]], [pages[place][1].data for place in run])
-            except OSError as error:
-                self.breaker.trip(f"write failed: {error}")
-                break
-            if done < len(run) * self.page_bytes:
-                self.breaker.trip("write failed: no space left")
-                break
-            for place in run:
-                written[place] = True
+        for places, moved in self._move([slot for slot, _ in pages], [page.data for _, page in pages], write=True):
+            if moved.result == len(places) * self.page_bytes:
+                for place in places:
+                    written[place] = True
+            elif moved.result == LATE:
+                self.breaker.trip("writes take longer than they may")
+            else:
+                reason = os.strerror(-moved.result) if moved.result < 0 else "no space left"
+                self.breaker.trip(f"write failed: {reason}")
         return written
+
+    def _move(
+        self, slots: Sequence[int], buffers: Sequence[memoryview], *, write: bool
+    ) -> Iterator[tuple[list[int], Moved]]:
+        """Move pages in runs of neighbours; yield for each run the places of its pages and what became of it."""
+        allowance = self.options.write_s if write else self.options.read_s
+        runs = list(neighbours(slots, page_bytes=self.page_bytes, run_bytes=self.options.run_bytes))
+        moved = self._io.move(
+            [Run(self._slab.offset(slots[run[0]]), [buffers[place] for place in run]) for run in runs],
+            fd=self._slab.fd,
+            direct_fd=self._slab.direct_fd,
+            write=write,
+            deadline_s=allowance.deadline_s(len(slots) * self.page_bytes),
+        )
+        return zip(runs, moved, strict=True)
 
     def _record(self, stored: Sequence[tuple[int, Page]], evicted: Sequence[PageKey]) -> bool:
         records = []

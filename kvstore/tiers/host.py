@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvstore.codec import checksum
-from kvstore.memory import copy_bytes, page_rows
+from kvstore.memory import copy_and_hash, copy_bytes, page_rows
 from kvstore.page import PageKey, PageLayout, Tier
 from kvstore.policy import EvictionPolicy
 from kvstore.tiers.base import OnChange, Page
@@ -30,18 +29,22 @@ class HostTier(SlottedTier):
         super().__init__(layout, slots=capacity_bytes // layout.page_bytes, on_change=on_change, policy=policy)
         self._verify = verify
         self._rows = page_rows(self._table.slots, self.page_bytes)
+        self._views = [memoryview(row) for row in self._rows]
         self._sums = [0] * self._table.slots
 
     def _read(self, wanted: Sequence[tuple[int, memoryview]]) -> list[int | Fault]:
-        answers: list[int | Fault] = []
-        for slot, out in wanted:
-            copy_bytes(out, self._rows[slot])
-            good = not self._verify or checksum(out) == self._sums[slot]
-            answers.append(self._sums[slot] if good else Fault.CHECKSUM)
-        return answers
+        rows, sums = self._views, self._sums
+        if not self._verify:
+            for slot, out in wanted:
+                copy_bytes(out, rows[slot])
+            return [sums[slot] for slot, _ in wanted]
+        found = copy_and_hash([out for _, out in wanted], [rows[slot] for slot, _ in wanted])
+        return [
+            sums[slot] if sums[slot] == one else Fault.CHECKSUM for (slot, _), one in zip(wanted, found, strict=True)
+        ]
 
     def _write(self, pages: Sequence[tuple[int, Page]]) -> list[bool]:
-        for slot, page in pages:
-            copy_bytes(self._rows[slot], page.data)
-            self._sums[slot] = page.checksum
-        return [True] * len(pages)
+        found = copy_and_hash([self._views[slot] for slot, _ in pages], [page.data for _, page in pages])
+        for (slot, _), one in zip(pages, found, strict=True):
+            self._sums[slot] = one
+        return [one == page.checksum for (_, page), one in zip(pages, found, strict=True)]

@@ -11,17 +11,14 @@ import errno
 import mmap
 import os
 import secrets
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from kvstore.codec import seal, unseal
 from kvstore.errors import MediumError, RecordError
-from kvstore.memory import is_aligned
 
 HEADER_BYTES = 4096
-_MAX_BUFFERS = 512  # of one vectored call; the kernel allows 1024
 _HEADER_KEY = b"keepwarm slab"
 
 
@@ -63,13 +60,19 @@ class Slab:
         """Whether aligned buffers bypass the page cache."""
         return self._direct_fd is not None
 
-    def read(self, slot: int, buffers: Sequence[memoryview]) -> int:
-        """Fill the buffers from neighbouring slots; return how many bytes there were."""
-        return os.preadv(self._fd_for(buffers), buffers, self._offset(slot))
+    @property
+    def fd(self) -> int:
+        """The descriptor that goes through the page cache."""
+        return self._fd
 
-    def write(self, slot: int, buffers: Sequence[memoryview]) -> int:
-        """Write the buffers to neighbouring slots; return how many bytes were written."""
-        return os.pwritev(self._fd_for(buffers), buffers, self._offset(slot))
+    @property
+    def direct_fd(self) -> int | None:
+        """The one that bypasses it, for aligned buffers; ``None`` where there is no such thing."""
+        return self._direct_fd
+
+    def offset(self, slot: int) -> int:
+        """Return where a slot begins in the file."""
+        return HEADER_BYTES + slot * self.page_bytes
 
     def sync(self) -> None:
         """Return once everything written so far is on the medium."""
@@ -102,25 +105,6 @@ class Slab:
         header = SlabHeader(fingerprint, self.page_bytes, secrets.randbits(63))
         _write_header(self._fd, header)
         return header
-
-    def _offset(self, slot: int) -> int:
-        return HEADER_BYTES + slot * self.page_bytes
-
-    def _fd_for(self, buffers: Sequence[memoryview]) -> int:
-        return self._direct_fd if self._direct_fd is not None and all(map(is_aligned, buffers)) else self._fd
-
-
-def neighbours(slots: Sequence[int], *, page_bytes: int, run_bytes: int) -> Iterator[list[int]]:
-    """Yield the places in ``slots``, each once, in runs of neighbours of at most ``run_bytes`` (or one page)."""
-    longest = max(1, min(run_bytes // page_bytes, _MAX_BUFFERS))
-    run: list[int] = []
-    for place in sorted(range(len(slots)), key=slots.__getitem__):
-        if run and (len(run) == longest or slots[place] != slots[run[-1]] + 1):
-            yield run
-            run = []
-        run.append(place)
-    if run:
-        yield run
 
 
 def _take_space(fd: int, found: int, size: int) -> None:

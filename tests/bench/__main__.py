@@ -10,7 +10,8 @@ from pathlib import Path
 
 def benchmarks() -> list[str]:
     """Return the names of the modules beside this one that are benchmarks."""
-    return sorted(m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]) if not m.name.startswith("_"))
+    names = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    return sorted(name for name in names if not name.startswith("_") and not name.endswith("_adapter"))
 
 
 def main(argv: list[str]) -> int:
