@@ -208,7 +208,9 @@ async def _drain(flights: Flights, settings: Settings, stop_listening: Callable[
 
 
 @asynccontextmanager
-async def _listening(app: web.Application, edge: Edge, settings: Settings) -> AsyncIterator[tuple[str, Callable[[], object]]]:
+async def _listening(
+    app: web.Application, edge: Edge, settings: Settings
+) -> AsyncIterator[tuple[str, Callable[[], object]]]:
     runner = web.AppRunner(
         app,
         handler_cancellation=True,

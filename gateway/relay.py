@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from engine_adapter.errors import UpstreamBroken
 from engine_adapter.http import UpstreamResponse
@@ -46,6 +46,9 @@ class Reply(Protocol):
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         """Begin a stream."""
+
+    def write_soon(self, data: bytes) -> bool:
+        """Send a piece if that needs no waiting: whether it was sent."""
 
     async def write(self, data: bytes) -> None:
         """Send a piece; waits while the client is behind."""
@@ -89,11 +92,12 @@ class StreamWriter:
 
     async def write(self, data: bytes) -> None:
         """Send. Raises ``ClientGone``."""
-        try:
-            async with asyncio.timeout(self._options.client_stall_s):
-                await self._reply.write(data)
-        except TimeoutError:
-            raise ClientGone("the client takes nothing") from None
+        if not self._reply.write_soon(data):
+            try:
+                async with asyncio.timeout(self._options.client_stall_s):
+                    await self._reply.write(data)
+            except TimeoutError:
+                raise ClientGone("the client takes nothing") from None
         self._wrote_at = self._clock()
 
     async def end(self, last: bytes) -> None:
@@ -127,45 +131,77 @@ async def relay(
         return error
 
     cutter = EventCutter(options.event_cap_bytes)
-    while not reader.has_ended():
-        try:
-            limit_s = options.idle_timeout_s if reader.seen.pieces else options.first_byte_timeout_s
-            data = await _next(response, writer, limit_s)
-            events = cutter.feed(data) if data else _last(cutter.rest())
-        except TimeoutError:
-            return await cut(UpstreamTimeout(f"the engine was silent for {limit_s:g} s"))
-        except UpstreamBroken:
-            return await cut(UpstreamUnusable("the engine's connection broke", code="stream_truncated"))
-        except EventTooLong as error:
-            return await cut(UpstreamUnusable(str(error), code="event_too_long"))
-        shown = []
-        for event in events:
-            piece, has_output = reader.event(event)
-            if has_output:
-                on_output()
-            shown.append(piece)
-        if reader.has_ended():
-            on_done()
-        if out := b"".join(shown):
-            await writer.write(out)
-            reader.seen.is_shown = reader.seen.finish_reason is not None and reader.seen.usage is not None
-        if not data:
-            break
+    with _Patience(response, writer) as patience:
+        while not reader.has_ended():
+            try:
+                limit_s = options.idle_timeout_s if reader.seen.pieces else options.first_byte_timeout_s
+                data = await patience.next(limit_s)
+                events = cutter.feed(data) if data else _last(cutter.rest())
+            except TimeoutError:
+                return await cut(UpstreamTimeout(f"the engine was silent for {limit_s:g} s"))
+            except UpstreamBroken:
+                return await cut(UpstreamUnusable("the engine's connection broke", code="stream_truncated"))
+            except EventTooLong as error:
+                return await cut(UpstreamUnusable(str(error), code="event_too_long"))
+            shown = []
+            for event in events:
+                piece, has_output = reader.event(event)
+                if has_output:
+                    on_output()
+                shown.append(piece)
+            if reader.has_ended():
+                on_done()
+            if out := b"".join(shown):
+                await writer.write(out)
+                reader.seen.is_shown = reader.seen.finish_reason is not None and reader.seen.usage is not None
+            if not data:
+                break
     seen = reader.seen
     if not reader.has_ended() and seen.error is None and seen.finish_reason is None:
         return await cut(UpstreamUnusable("the stream stopped before its end", code="stream_truncated"))
     return await _end(response, writer, reader, on_done)
 
 
-async def _next(response: UpstreamResponse, writer: StreamWriter, limit_s: float) -> bytes:
-    """Return the next read, with heartbeats while it lasts. Raises ``TimeoutError`` at the limit."""
-    async with asyncio.timeout(limit_s):
+class _Patience:
+    """Reads, with heartbeats while it lasts, up to a limit.
+
+    One timer a stream, which is looked at when it fires: timeouts set anew at each read would cost more than the read.
+    """
+
+    def __init__(self, response: UpstreamResponse, writer: StreamWriter) -> None:
+        self._response, self._writer, self._loop = response, writer, asyncio.get_running_loop()
+        self._until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def next(self, limit_s: float) -> bytes:
+        """Return the next read. Raises ``TimeoutError`` at the limit."""
+        self._until = self._loop.time() + limit_s
         while True:
+            if self._timer is None:
+                self._timer = self._loop.call_later(self._left_s(), self._look_at_the_clock)
             try:
-                async with asyncio.timeout(writer.heartbeat_due_s()):
-                    return await response.read_some()
+                return await self._response.read_some()
             except TimeoutError:
-                await writer.heartbeat()
+                if self._loop.time() >= self._until:
+                    raise
+                await self._writer.heartbeat()
+
+    def _left_s(self) -> float:
+        return max(min(self._until - self._loop.time(), self._writer.heartbeat_due_s()), 0.0)
+
+    def _look_at_the_clock(self) -> None:
+        self._timer = None
+        if left_s := self._left_s():
+            self._timer = self._loop.call_later(left_s, self._look_at_the_clock)
+        else:
+            self._response.interrupt()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def _last(rest: bytes) -> list[bytes]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from billing.errors import BillingError
 from billing.prices import PriceBook
 from engine_adapter.errors import UpstreamError
-from engine_adapter.http import AiohttpClient
+from engine_adapter.wire_client import WireClient
 from gateway import assembly
 from gateway.commands.serve import add_settings_arguments, settings_from
 from gateway.errors import SettingsError
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 async def _check_all(settings: Settings) -> int:
     failures = 0
-    async with AiohttpClient() as client:
+    async with WireClient() as client:
         for name, check in _checks(settings, client):
             try:
                 print(f"ok   {name}: {await check()}")
@@ -57,7 +57,7 @@ async def _check_all(settings: Settings) -> int:
     return 1 if failures else 0
 
 
-def _checks(settings: Settings, client: AiohttpClient) -> Iterator[tuple[str, Check]]:
+def _checks(settings: Settings, client: WireClient) -> Iterator[tuple[str, Check]]:
     yield "home", lambda: _home(settings.home)
     yield "address", lambda: _address(settings)
     yield "prices", lambda: _prices(settings)
@@ -105,7 +105,7 @@ async def _prices(settings: Settings) -> str:
     return f"{book.name}, version {book.version}, {book.currency}"
 
 
-async def _instance(settings: InstanceSettings, client: AiohttpClient) -> str:
+async def _instance(settings: InstanceSettings, client: WireClient) -> str:
     spec = assembly.instance_spec(settings)
     facts = await spec.adapter.describe(client, spec.url, spec.headers)
     models = spec.models or facts.models

@@ -24,9 +24,10 @@ import numpy as np
 import engine_adapter.prompt as prompt_module
 from engine_adapter.base import InstanceFacts
 from engine_adapter.embedded.weights import ensure_default_model
-from engine_adapter.http import AiohttpClient, UpstreamClient
+from engine_adapter.http import UpstreamClient
 from engine_adapter.prompt import PromptEncoder
 from engine_adapter.sglang import Sglang
+from engine_adapter.wire_client import WireClient
 from gateway.dispatch import Dispatcher
 from gateway.fleet import Fleet, InstanceSpec
 from gateway.prompts import Prompt, PromptBook
@@ -142,7 +143,7 @@ class Decisions:
 
 async def _measure(cases: Sequence[tuple[str, int, int]], agents: int) -> dict[str, dict[str, dict[str, float]]]:
     folder, book = ensure_default_model(), PromptBook()
-    async with AiohttpClient() as client:
+    async with WireClient() as client:
         decisions = Decisions(book, client)
         hashed = prompt_module.routing_hash_array
 

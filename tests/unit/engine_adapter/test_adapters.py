@@ -10,9 +10,10 @@ import pytest
 from engine_adapter.base import Ask, Capabilities, Merge
 from engine_adapter.embedded.adapter import Embedded
 from engine_adapter.errors import AnswerTooLong, ConnectFailed, UpstreamBroken, UpstreamError
-from engine_adapter.http import AiohttpClient, get_json
+from engine_adapter.http import get_json
 from engine_adapter.openai_compatible import OpenAICompatible
 from engine_adapter.sglang import Sglang, event_sources
+from engine_adapter.wire_client import WireClient
 from tests.scripted_engine import Script, ScriptedEngine, answer, stream
 
 _EVENTS = {
@@ -123,7 +124,7 @@ async def test_an_instance_describes_itself() -> None:
         "version": "1",
         "keepwarm": {"tiers": ["device", "host"], "pool_id": "p"},
     }
-    async with ScriptedEngine(models=("m", "n"), info=info) as engine, AiohttpClient() as client:
+    async with ScriptedEngine(models=("m", "n"), info=info) as engine, WireClient() as client:
         facts = await Sglang().describe(client, engine.url, {})
         assert (facts.models, facts.max_model_len, facts.block_size) == (("m", "n"), 8192, 32)
         assert (facts.pool, facts.tiers, facts.weights_id) == ("p", ("device", "host"), "w")
@@ -135,7 +136,7 @@ async def test_an_instance_describes_itself() -> None:
 
 
 async def test_the_client_tells_what_was_sent_from_what_was_not() -> None:
-    async with AiohttpClient() as client, ScriptedEngine() as engine:
+    async with WireClient() as client, ScriptedEngine() as engine:
         url = f"{engine.url}/v1/chat/completions"
         engine.script = Script(end="reset")
         with pytest.raises(UpstreamBroken):
@@ -152,13 +153,13 @@ async def test_the_client_tells_what_was_sent_from_what_was_not() -> None:
             await response.read_all(10)
         response.close()
         await engine.close()
-        async with AiohttpClient() as another:  # a kept connection would break instead
+        async with WireClient() as another:  # a kept connection would break instead
             with pytest.raises(ConnectFailed):
                 await another.request("POST", url, {}, b"{}")
 
 
 async def test_get_json_takes_objects_only() -> None:
-    async with AiohttpClient() as client, ScriptedEngine() as engine:
+    async with WireClient() as client, ScriptedEngine() as engine:
         assert await get_json(client, f"{engine.url}/server_info", {}) == {}
         with pytest.raises(UpstreamError, match="404"):
             await get_json(client, f"{engine.url}/nothing", {})
@@ -167,7 +168,7 @@ async def test_get_json_takes_objects_only() -> None:
 
 
 async def test_cancelling_a_request_stops_the_engines_work() -> None:
-    async with AiohttpClient() as client, ScriptedEngine() as engine:
+    async with WireClient() as client, ScriptedEngine() as engine:
         engine.script = Script(wait_for=asyncio.Event())
         sending = asyncio.ensure_future(client.request("POST", f"{engine.url}/v1/completions", {}, b"{}"))
         await engine.until(lambda: engine.in_flight == 1)

@@ -32,6 +32,7 @@ class FakeUpstream:
 
     def __init__(self, reads: Sequence[bytes], end: str = "clean") -> None:
         self._reads, self._end = list(reads), end
+        self._silence: asyncio.Future[None] | None = None
 
     async def read_some(self) -> bytes:
         await asyncio.sleep(0)
@@ -40,8 +41,13 @@ class FakeUpstream:
         if self._end == "break":
             raise UpstreamBroken("gone")
         if self._end == "silence":
-            await asyncio.Event().wait()
+            self._silence = asyncio.get_running_loop().create_future()
+            await self._silence
         return b""
+
+    def interrupt(self) -> None:
+        if self._silence is not None and not self._silence.done():
+            self._silence.set_exception(TimeoutError())
 
     async def read_all(self, limit_bytes: int) -> bytes:
         raise NotImplementedError
@@ -58,6 +64,9 @@ class FakeReply:
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         self.is_started = True
+
+    def write_soon(self, data: bytes) -> bool:
+        return False
 
     async def write(self, data: bytes) -> None:
         self.data += data

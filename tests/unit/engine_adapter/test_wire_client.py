@@ -1,0 +1,229 @@
+"""The data plane's HTTP client, against servers that say exactly what a test wants, cut where it wants."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine_adapter import wire_client
+from engine_adapter.errors import AnswerTooLong, ConnectFailed, UpstreamBroken
+from engine_adapter.wire_client import WireClient
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX-A: 1\r\nx-a: 2\r\n\r\n5\r\nhello\r\n7\r\n, world\r\n0\r\n\r\n"
+)
+
+
+class Server:
+    """Counts connections and remembers requests' heads."""
+
+    def __init__(self, serve: Serve) -> None:
+        self._serve, self.connections, self.heads = serve, 0, list[bytes]()
+
+    async def __aenter__(self) -> Server:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/path?q=1"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                self.heads.append(head)
+                length = next(
+                    (int(x.split(b":")[1]) for x in head.split(b"\r\n") if x.startswith(b"content-length")), 0
+                )
+                await reader.readexactly(length)
+                await self._serve(reader, writer)
+        writer.close()
+
+
+def saying(*pieces: bytes, close: bool = False) -> Serve:
+    """Answer every request in these pieces, each in a packet of its own."""
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+        if close:
+            writer.close()
+
+    return serve
+
+
+@contextlib.asynccontextmanager
+async def asked(*pieces: bytes, close: bool = False) -> AsyncIterator[tuple[WireClient, Server]]:
+    async with Server(saying(*pieces, close=close)) as server, WireClient() as client:
+        yield client, server
+
+
+async def whole(client: WireClient, url: str) -> tuple[int, bytes]:
+    response = await client.request("POST", url, {"content-type": "application/json"}, b"{}")
+    try:
+        return response.status, await response.read_all(1 << 20)
+    finally:
+        response.close()
+
+
+async def test_a_kept_connection_carries_the_next_request() -> None:
+    async with asked(CHUNKED) as (client, server):
+        assert [await whole(client, server.url) for _ in range(3)] == [(200, b"hello, world")] * 3
+        assert server.connections == 1
+        assert server.heads[0].startswith(b"POST /path?q=1 HTTP/1.1\r\nhost: 127.0.0.1:")
+        assert b"content-length: 2\r\n" in server.heads[0]
+
+
+async def test_headers_are_lower_case_and_joined() -> None:
+    async with asked(CHUNKED) as (client, server):
+        response = await client.request("GET", server.url, {})
+        assert response.headers["x-a"] == "1, 2"
+        assert b"content-length" not in server.heads[0]
+        response.close()
+
+
+@given(cuts=st.sets(st.integers(1, len(CHUNKED) - 1), max_size=6))
+def test_an_answer_is_the_same_however_it_is_cut(cuts: set[int]) -> None:
+    edges = [0, *sorted(cuts), len(CHUNKED)]
+
+    async def scenario() -> None:
+        async with asked(*(CHUNKED[a:b] for a, b in itertools.pairwise(edges))) as (client, server):
+            assert [await whole(client, server.url) for _ in range(2)] == [(200, b"hello, world")] * 2
+
+    asyncio.run(scenario())
+
+
+async def test_an_answer_without_a_length_ends_with_its_connection() -> None:
+    async with asked(b"HTTP/1.1 200 OK\r\n\r\nabc", b"def", close=True) as (client, server):
+        assert await whole(client, server.url) == (200, b"abcdef")
+        assert await whole(client, server.url) == (200, b"abcdef")
+        assert server.connections == 2
+
+
+async def test_interim_answers_are_passed_over() -> None:
+    pieces = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+    async with asked(*pieces) as (client, server):
+        response = await client.request("POST", server.url, {}, b"{}")
+        assert (response.status, "link" in response.headers) == (200, False)
+        assert await response.read_all(10) == b"ok"
+        response.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nab",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nab",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabc",
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+        b"SSH-2.0-OpenSSH\r\n",
+        b"",
+    ],
+)
+async def test_half_answers_and_nonsense_are_told_as_broken(answer: bytes) -> None:
+    async with asked(answer, close=True) as (client, server):
+        with pytest.raises(UpstreamBroken):
+            await whole(client, server.url)
+
+
+async def test_a_head_without_an_end_is_cut() -> None:
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n")
+        for number in range(100_000):
+            writer.write(b"x-%d: %b\r\n" % (number, b"y" * 1000))
+            await writer.drain()
+
+    async with Server(serve) as server, WireClient() as client:
+        with pytest.raises(UpstreamBroken, match="no end"):
+            await client.request("POST", server.url, {}, b"{}")
+
+
+async def test_what_nobody_asked_for_ends_the_connection() -> None:
+    twice = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokHTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil"
+    async with asked(twice) as (client, server):
+        assert [await whole(client, server.url) for _ in range(2)] == [(200, b"ok")] * 2
+        assert server.connections == 2
+
+
+async def test_a_slow_reader_stops_the_engine_and_loses_nothing() -> None:
+    sent = 0
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (64 << 20))
+        for _ in range(64):
+            writer.write(b"x" * (1 << 20))
+            await writer.drain()
+            sent += 1 << 20
+
+    async with Server(serve) as server, WireClient() as client:
+        response = await client.request("POST", server.url, {}, b"{}")
+        turns_without = before = 0
+        while turns_without < 100:  # as long as the server can send, it does
+            turns_without, before = turns_without + 1 if sent == before else 0, sent
+            await asyncio.sleep(0)
+        assert sent < 32 << 20
+        with pytest.raises(AnswerTooLong):
+            await response.read_all(1 << 20)
+        assert len(await response.read_all(64 << 20)) < 64 << 20
+        response.close()
+
+
+async def test_a_reader_that_waits_can_be_called_back() -> None:
+    go_on = asyncio.Event()
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n")
+        await go_on.wait()
+        writer.write(b"ok")
+
+    async with Server(serve) as server, WireClient() as client:
+        response = await client.request("POST", server.url, {}, b"{}")
+        asyncio.get_running_loop().call_soon(response.interrupt)
+        with pytest.raises(TimeoutError):
+            await response.read_some()
+        go_on.set()
+        assert await response.read_some() == b"ok"
+        assert await response.read_some() == b""
+        response.close()
+
+
+async def test_connections_that_nobody_uses_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_client, "KEEP_ALIVE_S", 0.0)
+    monkeypatch.setattr(wire_client, "_SWEEP_S", 0.001)
+    gone = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(CHUNKED)
+        assert await reader.read() == b""
+        gone.set()
+
+    async with Server(serve) as server, WireClient() as client:
+        await whole(client, server.url)
+        await gone.wait()
+
+
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1/", "http://", "http://127.0.0.1:99999/", "http://[::1/", "x"])
+async def test_what_is_no_address_is_no_connection(url: str) -> None:
+    async with WireClient() as client:
+        with pytest.raises(ConnectFailed):
+            await client.request("GET", url, {})
+
+
+async def test_a_header_cannot_break_out_of_its_line() -> None:
+    async with asked(CHUNKED) as (client, server):
+        with pytest.raises(ValueError, match="cannot be sent"):
+            await client.request("POST", server.url, {"traceparent": "x\r\nevil: 1"}, b"{}")
+        assert server.heads == []
