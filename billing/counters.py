@@ -6,78 +6,72 @@ always the sum of committed rows, also right after a start.
 
 from __future__ import annotations
 
-import sqlite3
 import threading
-from pathlib import Path
 
-from billing import schema
+from billing.database import LedgerSession, Line, Place, database_at
 from billing.errors import LedgerError
 from billing.reports import Sums, report_of
-from billing.rollup import KEYS, SUMS, sums_sql
+from billing.rollup import KEYS, SUMS, watermark
+from billing.rollup_query import Question, queries
 
 #: By what sums are kept apart.
 DIMENSIONS = ("served_model", "outcome")
 
 _NEW_ROWS = f"""
 SELECT 0, {", ".join(KEYS[name] for name in (*DIMENSIONS, "currency"))}, {", ".join(f"sum({s})" for s in SUMS.values())}
-FROM requests WHERE seq > ? AND seq <= ? GROUP BY {", ".join(map(str, range(2, 3 + len(DIMENSIONS))))}
+FROM requests WHERE seq > :seq AND seq <= :last GROUP BY {", ".join(map(str, range(2, 3 + len(DIMENSIONS))))}
 """
 
 
 class LedgerCounters:
-    """Sums by ``DIMENSIONS`` and currency. Thread-safe."""
+    """Sums by ``DIMENSIONS`` and currency. Thread-safe. A database that is away is tried again by each ``refresh``."""
 
-    def __init__(self, path: Path) -> None:
-        """Read everything once. Raises ``LedgerError``."""
-        self._path, self._lock = path, threading.Lock()
-        self._connection = schema.connect_readonly(path, check_same_thread=False)
+    def __init__(self, place: Place) -> None:
+        self._database, self._lock = database_at(place), threading.Lock()
+        self._session: LedgerSession | None = None
         self._sums: dict[tuple[tuple[str, ...], str], Sums] = {}
-        self._seq = 0
-        with self._lock:
-            self._begin()
+        self._seq: int | None = None
 
     def refresh(self) -> dict[tuple[tuple[str, ...], str], Sums]:
         """Return the sums of all committed rows, keyed by dimensions and currency. Raises ``LedgerError``.
 
-        Cost: the rows since the last call.
+        Cost: the first time the ledger's days, then the rows since the last call.
         """
         with self._lock:
             try:
-                last = self._last()
-                if last > self._seq:
-                    self._add(self._connection.execute(_NEW_ROWS, (self._seq, last)).fetchall())
-                    self._seq = last
-            except sqlite3.Error as error:
-                raise LedgerError(f"ledger {self._path} cannot be read: {error}") from error
+                if self._session is None:
+                    self._session = self._database.open_readonly()
+                with self._session.reading():
+                    self._bring_up(self._session)
+            except LedgerError:
+                self._close()
+                raise
             return dict(self._sums)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the session."""
         with self._lock:
-            self._connection.close()
+            self._close()
 
-    def _begin(self) -> None:
-        try:
-            self._connection.execute("BEGIN")
-            try:
-                self._seq = self._last()
-                query = sums_sql(
-                    [*DIMENSIONS, "currency"],
-                    per_hours=None,
-                    since_ns=None,
-                    until_ns=None,
-                    equal={},
-                    watermark=self._connection.execute("SELECT seq FROM rolled").fetchone()[0],
-                )
-                self._add(self._connection.execute(query.sql, dict(query.parameters)).fetchall())
-            finally:
-                self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise LedgerError(f"ledger {self._path} cannot be read: {error}") from error
+    def _close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
 
-    def _last(self) -> int:
-        return int(self._connection.execute("SELECT ifnull(max(seq), 0) FROM requests").fetchone()[0])
+    def _bring_up(self, session: LedgerSession) -> None:
+        last = int(session.query("SELECT coalesce(max(seq), 0) FROM requests")[0][0])
+        if self._seq is None:
+            ask = queries(
+                Question((*DIMENSIONS, "currency")), watermark(session), (-(10**7), 10**7), session.labels_sql
+            )
+            lines = [line for query in ask for line in session.query(query.sql, query.parameters)]
+        elif last > self._seq:
+            lines = session.query(_NEW_ROWS, {"seq": self._seq, "last": last})
+        else:
+            return
+        self._add(lines)
+        self._seq = last
 
-    def _add(self, lines: list[tuple[object, ...]]) -> None:
+    def _add(self, lines: list[Line]) -> None:
         for group in report_of(DIMENSIONS, lines).groups:
             self._sums.setdefault((group.key, group.currency), Sums()).add(group.sums)

@@ -1,4 +1,4 @@
-"""What the journal holds of a request: that it was admitted, or its row. MessagePack, with the schema's version."""
+"""What the journal holds of a request: that it was admitted, or its row. MessagePack, with the columns' version."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import msgspec
 
 from billing.errors import LedgerError
 from billing.row import SqlValue, storable
-from billing.schema import SCHEMA_VERSION
 
 Values = tuple[SqlValue, ...]
 
-#: Where schema 2 put its new columns; a journal of schema 1 is read as well.
+#: The version of a row's columns. 2 added two; a journal of 1 is read as well.
+ROW_VERSION = 2
 _POSTED, _ARRIVED = 5, 2
 
 
@@ -31,7 +31,7 @@ class Entry:
     def encode(self) -> bytes:
         """Return the record. Raises ``LedgerError`` for a number that no ledger can hold."""
         try:
-            return msgspec.msgpack.encode((SCHEMA_VERSION, self.values, self.is_admission))
+            return msgspec.msgpack.encode((ROW_VERSION, self.values, self.is_admission))
         except OverflowError as error:
             raise LedgerError(f"the row of {self.request_id} holds a number beyond 64 bits") from error
 
@@ -51,11 +51,11 @@ def decode(payload: bytes) -> Entry:
     try:
         version, *rest = msgspec.msgpack.decode(payload, type=list[msgspec.Raw])
         number = msgspec.msgpack.decode(version, type=int)
-        if number in (1, SCHEMA_VERSION):
+        if number in (1, ROW_VERSION):
             values = msgspec.msgpack.decode(rest[0], type=Values)
             if number == 1:
                 values = (*values[:_POSTED], values[_ARRIVED], 0, *values[_POSTED:])
             return Entry(values, len(rest) > 1 and msgspec.msgpack.decode(rest[1], type=bool))
     except (msgspec.DecodeError, ValueError, IndexError) as error:
         raise LedgerError(f"a journal holds something else than rows: {error}") from error
-    raise LedgerError(f"a journal was written by another version (schema {number}); open it with that one first")
+    raise LedgerError(f"a journal was written by another version (rows {number}); open it with that one first")

@@ -12,6 +12,9 @@
     ├── BudgetExceeded        a request would go over a budget, or the budget cannot be judged and denies by its policy
     ├── BudgetStoreError      the store of budgets cannot be asked, or forgot what it had counted
     └── LedgerError           the ledger cannot be opened, read or written
+        ├── LedgerUnavailable the database is away or busy: the same again may succeed
+        ├── RowsRefused       a row that the table cannot hold, however often it is tried
+        ├── RowsRemoved       what is asked for needs rows that retention has removed
         ├── LedgerFullError   so much waits to be written that no further row is accepted
         └── LedgerClosedError a row came after close()
 """
@@ -72,8 +75,20 @@ class LedgerError(BillingError):
     """The ledger could not be opened, read or written."""
 
 
+class LedgerUnavailable(LedgerError):
+    """The database cannot be reached, or others keep it busy: trying again may help."""
+
+
+class RowsRefused(LedgerError):
+    """The table cannot hold a row, whenever it is tried."""
+
+
+class RowsRemoved(LedgerError):
+    """A question about a period whose rows retention has removed, and that sums do not answer."""
+
+
 class LedgerFullError(LedgerError):
-    """Too many rows wait to be written: the medium has been failing and the limit is reached."""
+    """Too much waits to be written: the medium has been failing and the limit is reached."""
 
 
 class LedgerClosedError(LedgerError):

@@ -19,7 +19,7 @@ import struct
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import xxhash
@@ -51,6 +51,10 @@ class Segment:
             raise OSError(f"{self.path.name}: {written} of {len(record)} bytes were written")
         self.size_bytes += written
 
+    def payloads(self) -> list[bytes]:
+        """Return what the file holds. Raises ``OSError``."""
+        return _read(self._fd)[0]
+
     def close(self) -> None:
         """Unlock the file and leave it for whoever opens the ledger next."""
         os.close(self._fd)
@@ -61,20 +65,38 @@ class Segment:
         os.close(self._fd)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Orphan:
-    """The journal of a writer that is gone: its whole records, and how many bytes of it could not be read."""
+    """The journal of a writer that is gone."""
 
     paths: tuple[Path, ...]
-    payloads: tuple[bytes, ...]
-    damaged_bytes: int
+    damaged_bytes: int = 0  # how much of what was read could not be
+    _files: tuple[int, ...] = ()
+    _damaged: set[Path] = field(default_factory=set)
+
+    def payloads(self) -> Iterator[bytes]:
+        """Go through its whole records in the order in which they were written, one file in memory at a time."""
+        for path, fd in zip(self.paths, self._files, strict=True):
+            payloads, damaged = _read(fd)
+            if damaged:
+                self._damaged.add(path)
+                self.damaged_bytes += damaged
+            yield from payloads
+
+    def remove(self) -> None:
+        """Remove its files; those with damage are kept beside under ``.damaged``."""
+        for path in self.paths:
+            if path in self._damaged:
+                path.rename(path.with_suffix(".damaged"))
+            else:
+                path.unlink()
 
 
 def adopt(directory: Path) -> Iterator[Orphan]:
     """Go through the journals whose writers are gone, each locked while it is yielded.
 
-    When the caller comes back for the next, the files are removed: it must have stored the payloads by then (leaving
-    the loop, or raising, leaves them). One with damage is kept beside under ``.damaged``.
+    When the caller comes back for the next, the files are removed: it must have read and stored the payloads by then
+    (leaving the loop, or raising, leaves them).
     """
     owners: dict[str, list[Path]] = {}
     for path in _segments(directory, ""):
@@ -84,17 +106,9 @@ def adopt(directory: Path) -> Iterator[Orphan]:
             files = [_locked(path, locks) for path in paths]
             if None in files or _segments(directory, owner) != paths:
                 continue  # its writer lives, or another process was faster
-            parts = [_read(fd) for fd in files if fd is not None]
-            yield Orphan(
-                paths=tuple(paths),
-                payloads=tuple(payload for payloads, _ in parts for payload in payloads),
-                damaged_bytes=sum(damaged for _, damaged in parts),
-            )
-            for path, (_, damaged) in zip(paths, parts, strict=True):
-                if damaged:
-                    path.rename(path.with_suffix(".damaged"))
-                else:
-                    path.unlink()
+            orphan = Orphan(tuple(paths), _files=tuple(fd for fd in files if fd is not None))
+            yield orphan
+            orphan.remove()
 
 
 def _segments(directory: Path, owner: str) -> list[Path]:
@@ -118,6 +132,7 @@ def _locked(path: Path, locks: ExitStack) -> int | None:
 def _read(fd: int) -> tuple[list[bytes], int]:
     """Return the whole records of a file, and how many bytes after them cannot be read."""
     with os.fdopen(os.dup(fd), "rb") as file:
+        file.seek(0)
         data = file.read()
     payloads, at = [], 0
     while at + _HEADER.size <= len(data):

@@ -1,22 +1,23 @@
-"""Reading the ledger: rows, totals, stored price versions. Any number of readers beside the writers."""
+"""Reading the ledger: rows, totals, reports, stored price versions. Any number of readers beside the writers."""
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import astuple, dataclass, replace
+from datetime import UTC, datetime
+from operator import sub
 from types import TracebackType
 from typing import Literal
 
-from billing import schema
-from billing.errors import LedgerError
+import msgspec
+
+from billing.database import Line, Place, database_at
+from billing.errors import RowsRemoved
 from billing.prices import PriceBook
 from billing.reports import LABEL, TIME_HOURS, Report, build_report, check_dimensions, report_of
-from billing.rollup import sums_sql
+from billing.rollup import watermark
+from billing.rollup_query import Question, queries
 from billing.row import LedgerRow, columns
-
-_FETCH_ROWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +32,17 @@ class RowFilter:
     run_id: str | None = None
     request_id: str | None = None
 
-    def sql(self) -> tuple[str, list[str | int]]:
-        """Return a WHERE clause and its values."""
-        tests = {
-            "posted_ns >= ?": self.since_ns,
-            "posted_ns < ?": self.until_ns,
-            "run_id = ?": self.run_id,
-            "request_id = ?": self.request_id,
+    def sql(self) -> tuple[str, dict[str, str | int]]:
+        """Return a WHERE clause and its named values."""
+        tests: dict[str, tuple[str, str | int | None]] = {
+            "since": ("posted_ns >= :since", self.since_ns),
+            "until": ("posted_ns < :until", self.until_ns),
+            "run": ("run_id = :run", self.run_id),
+            "request": ("request_id = :request", self.request_id),
         }
-        used = {test: value for test, value in tests.items() if value is not None}
-        return (f" WHERE {' AND '.join(used)}" if used else ""), list(used.values())
+        values = {name: value for name, (_, value) in tests.items() if value is not None}
+        clause = " AND ".join(tests[name][0] for name in values)
+        return (f" WHERE {clause}" if clause else ""), values
 
 
 ALL_ROWS = RowFilter()
@@ -60,22 +62,31 @@ class Totals:
     saved_nano: int
 
 
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What retention removed: all rows posted before ``before_ns``, from the beginning, and their sums by currency."""
+
+    before_ns: int
+    removed_ns: int
+    totals: tuple[Totals, ...]
+
+
 _HITS = "hit_device_tokens + hit_host_tokens + hit_disk_tokens + hit_pool_tokens + hit_unknown_tokens"
 _TOTALS = f"""
-SELECT currency, sum(revision = 0), count(*) - count(amount_nano) - sum(settles_unpriced),
+SELECT currency, count(*) - count(CASE WHEN revision > 0 THEN 1 END),
+  count(*) - count(amount_nano) - sum(settles_unpriced),
   sum(fresh_tokens + {_HITS} + write_tokens + write_5m_tokens + write_1h_tokens), sum({_HITS}), sum(output_tokens),
-  ifnull(sum(amount_nano), 0), ifnull(sum(saved_nano), 0)
+  coalesce(sum(amount_nano), 0), coalesce(sum(saved_nano), 0)
 FROM requests{{where}} GROUP BY currency ORDER BY currency
 """
 
 
 class LedgerReader:
-    """One read-only connection, used by one thread."""
+    """One read-only session, used by one thread at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, place: Place) -> None:
         """Open an existing ledger. Raises ``LedgerError``."""
-        self.path = path
-        self._connection = schema.connect_readonly(path)
+        self._session = database_at(place).open_readonly()
 
     def __enter__(self) -> LedgerReader:
         return self
@@ -84,57 +95,84 @@ class LedgerReader:
         self.close()
 
     def close(self) -> None:
-        """Close the connection. Idempotent."""
-        self._connection.close()
+        """Close the session. Idempotent."""
+        self._session.close()
 
     def rows(self, where: RowFilter = ALL_ROWS) -> Iterator[LedgerRow]:
-        """Go through the rows in the order in which they were written. Raises ``LedgerError``."""
-        clause, values = where.sql()
-        try:
-            cursor = self._connection.execute(
-                f"SELECT {', '.join(columns())} FROM requests{clause} ORDER BY seq", values
-            )
-            while batch := cursor.fetchmany(_FETCH_ROWS):
-                for row in batch:
-                    yield LedgerRow(*row)
-        except sqlite3.Error as error:
-            raise LedgerError(f"ledger {self.path} cannot be read: {error}") from error
+        """Go through the rows that are kept, in the order in which they were written. Raises ``LedgerError``."""
+        clause, values = self._kept(where).sql()
+        sql = f"SELECT {', '.join(columns())} FROM requests{clause} ORDER BY seq"
+        for line in self._session.stream(sql, values):
+            yield LedgerRow(*line)
 
     def totals(self, where: RowFilter = ALL_ROWS) -> list[Totals]:
-        """Sum the rows, one total for each currency. Raises ``LedgerError``."""
-        clause, values = where.sql()
-        try:
-            return [Totals(*row) for row in self._connection.execute(_TOTALS.format(where=clause), values)]
-        except sqlite3.Error as error:
-            raise LedgerError(f"ledger {self.path} cannot be read: {error}") from error
+        """Sum the rows, one total for each currency; what retention removed is in it where the period has all of it.
+
+        Raises ``RowsRemoved`` when it has a part, ``LedgerError``.
+        """
+        removal = self.removal()
+        removed: tuple[Totals, ...] = ()
+        if removal is not None and where.run_id is None and where.request_id is None:
+            if where.since_ns is None and (where.until_ns is None or where.until_ns >= removal.before_ns):
+                removed = removal.totals
+            else:
+                self.check_kept(where)
+        clause, values = self._kept(where).sql()
+        found = [
+            Totals(line[0], *map(int, line[1:])) for line in self._session.query(_TOTALS.format(where=clause), values)
+        ]
+        return _added(found, removed) if removed else found
 
     def report(self, by: Sequence[str] = (), where: RowFilter = ALL_ROWS) -> Report:
-        """Sum what was asked for: from the rollups what has few values, from rows the rest; all in one snapshot.
+        """Sum what was asked for: from the rollups what they hold, from rows the rest; all in one snapshot.
 
-        Equal to ``build_report(rows(where), by)``. Raises ``ReportError``, ``LedgerError``.
+        Equal to ``build_report(rows(where), by)``. Raises ``ReportError``, ``RowsRemoved``, ``LedgerError``.
         """
-        if any(name.startswith(LABEL) for name in by):
-            return build_report(self.rows(where), by)
         check_dimensions(by)
-        equal = {"run": where.run_id, "request": where.request_id}
         times = [TIME_HOURS[name] for name in by if name in TIME_HOURS]
         keys = [name for name in by if name not in TIME_HOURS]
-        try:
-            self._connection.execute("BEGIN")
-            try:
-                query = sums_sql(
-                    [*keys, "currency"],
-                    per_hours=min(times) if times else None,
-                    since_ns=where.since_ns,
-                    until_ns=where.until_ns,
-                    equal={name: value for name, value in equal.items() if value is not None},
-                    watermark=self._connection.execute("SELECT seq FROM rolled").fetchone()[0],
-                )
-                return report_of(by, self._connection.execute(query.sql, dict(query.parameters)))
-            finally:
-                self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise LedgerError(f"ledger {self.path} cannot be read: {error}") from error
+        equal = {"run": where.run_id, "request": where.request_id}
+        if sum(name.startswith(LABEL) for name in keys) > 1 or len(set(by)) < len(by):
+            self.check_kept(where)
+            return build_report(self.rows(where), by)
+        question = Question(
+            (*keys, "currency"),
+            min(times) if times else None,
+            where.since_ns,
+            where.until_ns,
+            {name: value for name, value in equal.items() if value is not None},
+        )
+        with self._session.reading():
+            lines = self._lines(question)
+            if question.label is not None:
+                lines += self._unlabelled(question, lines)
+        return report_of(by, lines)
+
+    def _lines(self, question: Question) -> list[Line]:
+        """Return the lines of a question; those of one bucket and key may be several."""
+        first, last = self._session.query("SELECT min(hour), max(hour) FROM rollups")[0]
+        hours = None if first is None else (int(first), int(last))
+        kept_ns = self._kept(ALL_ROWS).since_ns
+        lines: list[Line] = []
+        for query in queries(question, watermark(self._session), hours, self._session.labels_sql):
+            if kept_ns is not None and query.oldest_row_ns is not None and query.oldest_row_ns < kept_ns:
+                raise _removed(kept_ns)
+            lines += self._session.query(query.sql, query.parameters)
+        return lines
+
+    def _unlabelled(self, question: Question, labelled: Sequence[Line]) -> list[Line]:
+        """Return the lines of the rows that lack the label: all less those that have it."""
+        place = next(at for at, name in enumerate(question.keys, 1) if name.startswith(LABEL))
+        width = len(question.keys)  # of a line's bucket and the other keys
+        rest: dict[Line, list[int]] = {}
+        without = replace(question, keys=tuple(name for name in question.keys if not name.startswith(LABEL)))
+        for line in self._lines(without):
+            sums = rest.setdefault(line[:width], [0] * (len(line) - width))
+            sums[:] = [a + int(b) for a, b in zip(sums, line[width:], strict=True)]
+        for line in labelled:
+            sums = rest[(*line[:place], *line[place + 1 : width + 1])]
+            sums[:] = map(sub, sums, map(int, line[width + 1 :]))
+        return [(*key[:place], "-", *key[place:], *sums) for key, sums in rest.items() if any(sums)]
 
     def refused(self) -> int:
         """Count the rows that the table could not hold and that lie aside. Raises ``LedgerError``."""
@@ -142,26 +180,34 @@ class LedgerReader:
 
     def count(self, table: Literal["requests", "refused", "rollups", "closings"]) -> int:
         """Count the rows of a table. Raises ``LedgerError``."""
-        try:
-            count: int = self._connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-        except sqlite3.Error as error:
-            raise LedgerError(f"ledger {self.path} cannot be read: {error}") from error
-        return count
+        return int(self._session.query(f"SELECT count(*) FROM {table}")[0][0])
 
     def closings(self) -> list[tuple[int, int, str]]:
         """Return the closed periods as they are stored, oldest first. Raises ``LedgerError``."""
-        try:
-            return self._connection.execute("SELECT until_ns, closed_ns, totals FROM closings ORDER BY 1").fetchall()
-        except sqlite3.Error as error:
-            raise LedgerError(f"ledger {self.path} cannot be read: {error}") from error
+        return [
+            tuple(line) for line in self._session.query("SELECT until_ns, closed_ns, totals FROM closings ORDER BY 1")
+        ]
+
+    def removal(self) -> Removal | None:
+        """Return what retention removed last, ``None`` when all rows are kept. Raises ``LedgerError``."""
+        found = self._session.query("SELECT before_ns, removed_ns, totals FROM removals ORDER BY 1 DESC LIMIT 1")
+        if not found:
+            return None
+        before_ns, removed_ns, totals = found[0]
+        return Removal(before_ns, removed_ns, tuple(msgspec.json.decode(totals, type=list[Totals])))
+
+    def check_kept(self, where: RowFilter) -> None:
+        """Raise ``RowsRemoved`` when rows of the period have been removed."""
+        kept_ns = self._kept(ALL_ROWS).since_ns
+        if kept_ns is not None and (where.since_ns is None or where.since_ns < kept_ns):
+            raise _removed(kept_ns)
 
     def corrected(self) -> list[str]:
-        """Return the ids of the requests that have corrections. Raises ``LedgerError``."""
-        try:
-            found = self._connection.execute("SELECT DISTINCT request_id FROM requests WHERE revision > 0 ORDER BY 1")
-            return [request_id for (request_id,) in found]
-        except sqlite3.Error as error:
-            raise LedgerError(f"ledger {self.path} cannot be read: {error}") from error
+        """Return the ids of the requests that have corrections and are kept. Raises ``LedgerError``."""
+        clause, values = self._kept(ALL_ROWS).sql()
+        sql = f"SELECT DISTINCT request_id FROM requests{clause or ' WHERE true'} AND revision > 0 ORDER BY 1"
+        ids = [str(line[0]) for line in self._session.query(sql, values)]
+        return [id for id in ids if self.history(id)[0].revision == 0] if values else ids
 
     def history(self, request_id: str) -> list[LedgerRow]:
         """Return all rows of one request, in order of their revisions. Raises ``LedgerError``."""
@@ -169,8 +215,31 @@ class LedgerReader:
 
     def price_books(self) -> dict[str, PriceBook]:
         """Return every stored price version. Raises ``LedgerError``, ``PriceBookError``."""
-        try:
-            stored = self._connection.execute("SELECT version, body FROM prices").fetchall()
-        except sqlite3.Error as error:
-            raise LedgerError(f"ledger {self.path} cannot be read: {error}") from error
+        stored = self._session.query("SELECT version, body FROM prices")
         return {version: PriceBook.from_body(body, f"version {version}") for version, body in stored}
+
+    def _kept(self, where: RowFilter) -> RowFilter:
+        """Return the filter less what retention removed: it may not have been deleted yet."""
+        ((before_ns,),) = self._session.query("SELECT max(before_ns) FROM removals")
+        if before_ns is None:
+            return where
+        return replace(
+            where, since_ns=max(int(before_ns), int(before_ns) if where.since_ns is None else where.since_ns)
+        )
+
+
+def _removed(kept_ns: int) -> RowsRemoved:
+    since = datetime.fromtimestamp(kept_ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return RowsRemoved(f"the rows posted before {since} have been removed; ask for a period that begins there or later")
+
+
+def _added(found: Sequence[Totals], removed: Sequence[Totals]) -> list[Totals]:
+    """Add totals by currency."""
+    sums = {total.currency: total for total in found}
+    for total in removed:
+        other = sums.get(total.currency)
+        if other is not None:
+            counts = (a + b for a, b in zip(astuple(total)[1:], astuple(other)[1:], strict=True))
+            total = Totals(total.currency, *counts)
+        sums[total.currency] = total
+    return [sums[currency] for currency in sorted(sums)]

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import msgspec
 
-from billing import schema
 from billing.corrections import values_of
+from billing.database import Place, database_at
 from billing.errors import PeriodError
 from billing.group import write_group
 from billing.ledger_read import LedgerReader, RowFilter, Totals
@@ -30,30 +29,27 @@ class Closing:
     totals: tuple[Totals, ...]
 
 
-def close_period(path: Path, until_ns: int, now_ns: int) -> Closing:
+def close_period(place: Place, until_ns: int, now_ns: int) -> Closing:
     """Close the ledger up to an instant. Raises ``PeriodError``, ``LedgerError``.
 
     It waits for nobody: rows still under way are posted after it.
     """
     if until_ns > now_ns:
         raise PeriodError(f"{_utc(until_ns)} is not over yet")
-    connection = schema.connect(path)
+    session = database_at(place).open()
     try:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            last = connection.execute("SELECT max(until_ns) FROM closings").fetchone()[0]
+        with session.writing():
+            ((last,),) = session.query("SELECT max(until_ns) FROM closings")
             if last is not None and until_ns <= last:
                 raise PeriodError(f"the ledger is closed until {_utc(last)} already")
-            with LedgerReader(path) as reader:  # nobody else can write meanwhile
+            with LedgerReader(place) as reader:  # nobody else can write meanwhile
                 totals = tuple(reader.totals(RowFilter(until_ns=until_ns)))
-            body = msgspec.json.encode(totals).decode()
-            connection.execute("INSERT INTO closings VALUES (?, ?, ?)", (until_ns, now_ns, body))
-            connection.execute("COMMIT")
-        finally:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+            session.execute(
+                "INSERT INTO closings (until_ns, closed_ns, totals) VALUES (:until, :closed, :totals)",
+                {"until": until_ns, "closed": now_ns, "totals": msgspec.json.encode(totals).decode()},
+            )
     finally:
-        connection.close()
+        session.close()
     return Closing(until_ns, now_ns, totals)
 
 
@@ -65,13 +61,13 @@ def closings(reader: LedgerReader) -> list[Closing]:
     ]
 
 
-def post(path: Path, rows: Sequence[LedgerRow]) -> int:
-    """Write corrections in one transaction; return how many were new. Raises ``LedgerError``, ``sqlite3.Error``."""
-    connection = schema.connect(path)
+def post(place: Place, rows: Sequence[LedgerRow]) -> int:
+    """Write corrections in one transaction; return how many were new. Raises ``PeriodError``, ``LedgerError``."""
+    session = database_at(place).open()
     try:
-        written = write_group(connection, [values_of(row) for row in rows])
+        written = write_group(session, [values_of(row) for row in rows])
     finally:
-        connection.close()
+        session.close()
     if written.conflicts or written.refused:
         raise PeriodError(f"others corrected these meanwhile: {', '.join(written.conflicts)} {written.refused}")
     return len(rows) - written.duplicates

@@ -15,13 +15,13 @@ from functools import cache
 from itertools import chain, product
 from pathlib import Path
 
-from billing.errors import LedgerError
+from billing.errors import LedgerError, LedgerUnavailable
 from billing.rollup import KEY_COLUMNS, SUM_COLUMNS
 from billing.row import LedgerRow, SqlValue, columns
 
 #: "kwlg": tells a ledger from any other SQLite file.
 APPLICATION_ID = 0x6B776C67
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 BUSY_TIMEOUT_S = 5.0
 
 _TYPES = {"int": "INTEGER NOT NULL", "int | None": "INTEGER", "str": "TEXT NOT NULL", "str | None": "TEXT"}
@@ -32,6 +32,16 @@ def _columns_sql() -> str:
     return ",\n  ".join(f"{name} {_TYPES[str(types[name])]}" for name in columns())
 
 
+_VALUES = f"""
+CREATE TABLE value_rollups (
+  day INTEGER NOT NULL,
+  dimension TEXT NOT NULL,
+  value TEXT NOT NULL,
+  currency TEXT NOT NULL,
+  {", ".join(f"{name} INTEGER NOT NULL" for name in SUM_COLUMNS)},
+  PRIMARY KEY (dimension, day, value, currency)
+) STRICT, WITHOUT ROWID;
+"""
 _ROLLUPS = f"""
 CREATE TABLE rollup_keys (
   id INTEGER PRIMARY KEY,
@@ -63,6 +73,19 @@ CREATE TRIGGER requests_closed_period BEFORE INSERT ON requests
 WHEN NEW.posted_ns < (SELECT ifnull(max(until_ns), -9223372036854775808) FROM closings)
 BEGIN SELECT RAISE(ABORT, 'the period is closed'); END;
 """
+_REMOVALS = """
+CREATE TABLE removals (
+  before_ns INTEGER PRIMARY KEY,
+  removed_ns INTEGER NOT NULL,
+  totals TEXT NOT NULL
+) STRICT;
+CREATE TRIGGER removals_of_closed_periods BEFORE INSERT ON removals
+WHEN NEW.before_ns > (SELECT ifnull(max(until_ns), -9223372036854775808) FROM closings)
+BEGIN SELECT RAISE(ABORT, 'the period is not closed'); END;
+CREATE TRIGGER requests_no_DELETE BEFORE DELETE ON requests
+WHEN OLD.posted_ns >= (SELECT ifnull(max(before_ns), -9223372036854775808) FROM removals)
+BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
+"""
 
 _TABLES = f"""
 CREATE TABLE prices (
@@ -87,12 +110,17 @@ CREATE TABLE refused (
   payload BLOB NOT NULL
 ) STRICT;
 {_ROLLUPS}
+{_VALUES}
 {_CLOSINGS}
+{_REMOVALS}
 """
 _TRIGGER = """
 CREATE TRIGGER {table}_no_{verb} BEFORE {verb} ON {table}
 BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 """
+
+#: What is never allowed; what retention removes of ``requests`` has a trigger of its own.
+_GUARDED = (("requests", "UPDATE"), *product(("prices", "closings", "removals"), ("UPDATE", "DELETE")))
 
 #: How many rows one INSERT statement takes, largest first. While a statement runs the interpreter is free for requests;
 #: row by row the writer would take it back before another thread is awake, and hold it for up to 5 ms at a time.
@@ -132,13 +160,15 @@ def connect(path: Path) -> sqlite3.Connection:
                 if _is_empty(connection):
                     connection.execute("PRAGMA journal_mode = WAL")
                     _create(connection)
-                elif _version(connection) == 1:
+                elif _version(connection) in _MIGRATIONS:
                     _migrate(connection)
             _check(connection, path)
             connection.execute("PRAGMA synchronous = FULL")
         except (sqlite3.Error, LedgerError):
             connection.close()
             raise
+    except sqlite3.OperationalError as error:
+        raise LedgerUnavailable(f"ledger {path} cannot be opened: {error}") from error
     except sqlite3.Error as error:
         raise LedgerError(f"ledger {path} cannot be opened: {error}") from error
     return connection
@@ -181,8 +211,7 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 def _create(connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        guarded = product(("requests", "prices", "closings"), ("UPDATE", "DELETE"))
-        script = _TABLES + "".join(_TRIGGER.format(table=table, verb=verb) for table, verb in guarded)
+        script = _TABLES + "".join(_TRIGGER.format(table=table, verb=verb) for table, verb in _GUARDED)
         for statement in _statements(script):
             connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -214,16 +243,30 @@ CREATE INDEX requests_corrected ON requests (request_id) WHERE revision > 0;
 """
 
 
+_FROM_2 = f"""
+DROP TRIGGER IF EXISTS requests_no_DELETE;
+{_VALUES}
+{_REMOVALS}
+{_TRIGGER.format(table="removals", verb="UPDATE")}
+{_TRIGGER.format(table="removals", verb="DELETE")}
+DELETE FROM rollups;
+DELETE FROM day_rollups;
+UPDATE rolled SET seq = 0;
+"""
+#: From a version to the next. The rollups are made anew by ``advance``: reports read rows until that is done.
+_MIGRATIONS = {1: _FROM_1, 2: _FROM_2}
+
+
 def _migrate(connection: sqlite3.Connection) -> None:
-    """Bring a ledger of schema 1 to this one, in one transaction."""
+    """Bring a ledger of an older schema to this one, in one transaction."""
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if _version(connection) == 1:
-            for statement in _statements(_FROM_1):
+        while (version := _version(connection)) in _MIGRATIONS:
+            for statement in _statements(_MIGRATIONS[version]):
                 connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            connection.execute(f"PRAGMA user_version = {version + 1}")
         connection.execute("COMMIT")
     finally:
         if connection.in_transaction:

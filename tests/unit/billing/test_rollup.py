@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from billing import schema
+from billing.database_sqlite import SqliteDatabase
 from billing.group import write_group
 from billing.ledger_read import LedgerReader, RowFilter
 from billing.prices import PriceBook
 from billing.reports import DIMENSIONS, SUM_NAMES, build_report
-from billing.rollup import HOUR_NS, SUMS, advance
+from billing.rollup import HOUR_NS, SUMS, advance, watermark
 from billing.row import row_values
 from tests.samples.billed import START_NS, altered, billed, died_in_flight, unpriced
 from tracing.record import RequestRecord, Stamps
@@ -34,17 +33,13 @@ def spread(number: int) -> RequestRecord:
 @pytest.fixture(scope="module", params=[0, 7, 50, 120], ids=lambda folded: f"{folded} of 120 folded")
 def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LedgerReader]:
     path = tmp_path_factory.mktemp("rollup") / "ledger.sqlite3"
-    connection = schema.connect(path)
-    write_group(connection, [row_values(spread(number)) for number in range(120)])
-    while request.param and advance(connection, 7) and rolled(connection) < request.param:
+    session = SqliteDatabase(path).open()
+    write_group(session, [row_values(spread(number)) for number in range(120)])
+    while request.param and advance(session, 7) and watermark(session) < request.param:
         pass
-    connection.close()
+    session.close()
     with LedgerReader(path) as opened:
         yield opened
-
-
-def rolled(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("SELECT seq FROM rolled").fetchone()[0])
 
 
 def test_the_sums_in_sql_are_those_in_python() -> None:
@@ -78,10 +73,10 @@ def test_labels_are_read_from_rows(reader: LedgerReader) -> None:
 
 def test_folding_again_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite3"
-    connection = schema.connect(path)
-    write_group(connection, [row_values(spread(number)) for number in range(10)])
-    assert [advance(connection, 6), advance(connection, 6), advance(connection, 6)] == [6, 4, 0]
-    before = connection.execute("SELECT * FROM rollups ORDER BY 1, 2").fetchall()
-    assert advance(connection) == 0
-    assert connection.execute("SELECT * FROM rollups ORDER BY 1, 2").fetchall() == before
-    connection.close()
+    session = SqliteDatabase(path).open()
+    write_group(session, [row_values(spread(number)) for number in range(10)])
+    assert [advance(session, 6), advance(session, 6), advance(session, 6)] == [6, 4, 0]
+    before = session.query("SELECT * FROM rollups ORDER BY 1, 2")
+    assert advance(session) == 0
+    assert session.query("SELECT * FROM rollups ORDER BY 1, 2") == before
+    session.close()

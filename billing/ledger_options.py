@@ -1,0 +1,47 @@
+"""The limits of the ledger's writer, and what it tells of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerOptions:
+    """Limits of the writer."""
+
+    commit_window_s: float = 0.05  # how long the first row of a group waits for others
+    max_group_rows: int = 5000  # rows in one transaction
+    max_memory_rows: int = 100_000  # rows that wait in memory as well; beyond it they wait in the journal alone
+    max_journal_bytes: int = 8 * 2**30  # what may wait there (some ten million rows); beyond it ``append`` refuses
+    segment_bytes: int = 4 * 2**20  # a journal file is sealed when it is this long
+    retry_s: float = 0.1  # first pause after a failed write; doubles up to ``max_retry_s``
+    max_retry_s: float = 2.0
+    adopt_interval_s: float = 5.0  # how often journals of dead processes are looked for
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerStatus:
+    """Counters since ``start``, and whether writing fails now. From ``conflicts`` on each should be 0 or ``None``."""
+
+    accepted: int = 0  # rows that ``append`` took
+    committed: int = 0  # of those, rows that the database now holds (duplicates included)
+    duplicates: int = 0  # rows that were already there
+    recovered: int = 0  # rows imported from journals of processes that are gone
+    died_in_flight: int = 0  # of such a process, requests that were admitted and have no row of their own
+    pending: int = 0  # accepted and not yet committed
+    spilled: int = 0  # of those, rows that wait in the journal alone
+    spilled_bytes: int = 0
+    conflicts: int = 0  # a row came twice with different content; the first one stands
+    refused: int = 0  # rows that the table cannot hold; kept in the table ``refused``
+    write_failures: int = 0
+    journal_failures: int = 0  # rows that were accepted without a journal record
+    damaged_bytes: int = 0  # unreadable bytes at the end of adopted journals
+    failing_since_ns: int | None = None
+
+
+#: Those of its fields that only rise.
+COUNTERS = tuple(
+    field.name
+    for field in fields(LedgerStatus)
+    if field.name not in ("pending", "spilled", "spilled_bytes", "failing_since_ns")
+)
