@@ -128,6 +128,9 @@ class EngineAdapter(Protocol):
     def prepare(self, ask: Ask) -> Prepared:
         """Return what to change in the client's request. Pure."""
 
+    def rank_headers(self, rank: int) -> Mapping[str, str]:
+        """Return what sends a request to this data-parallel rank of the instance. Pure."""
+
     def read_usage(self, answer: Mapping[str, object]) -> UsageParts | None:
         """Return the token counts in an answer or a stream's chunk, or ``None`` where there are none. Pure."""
 

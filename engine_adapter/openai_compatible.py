@@ -47,6 +47,10 @@ class OpenAICompatible:
         """Return all tools, whatever the choice: vLLM's default, so that a choice costs no cached prefix."""
         return tools
 
+    def rank_headers(self, rank: int) -> Mapping[str, str]:
+        """Return nothing: ranks are nobody's business but the engine's."""
+        return {}
+
     def read_usage(self, answer: Mapping[str, object]) -> UsageParts | None:
         """Return the ``usage`` object where there is one."""
         usage = mapping(answer.get("usage"))

@@ -77,6 +77,10 @@ class Sglang(OpenAICompatible):
         keeps_order = _number(version) >= _KEEPS_ORDER
         return [_printed_tool(tool, keeps_order=keeps_order) for tool in tools]
 
+    def rank_headers(self, rank: int) -> Mapping[str, str]:
+        """Return the header of 0.5.23 and the one before it."""
+        return {"x-override-routed-dp-rank": str(rank), "x-data-parallel-rank": str(rank)}
+
     def read_usage(self, answer: Mapping[str, object]) -> UsageParts | None:
         """Return ``usage`` and ``sglext``; either may stand alone in a chunk of a stream."""
         usage, extension = mapping(answer.get("usage")), mapping(answer.get("sglext"))

@@ -47,6 +47,7 @@ from gateway.prompts import PromptBook
 from gateway.recorder import Recorder
 from gateway.routing import POLICIES
 from gateway.settings import Settings
+from gateway.snapshots import IndexSnapshots
 from gateway.spending import Spending
 from radix_index.index import RadixIndex
 from tracing.export import SpanExport, otlp_exporter
@@ -122,6 +123,9 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         launches = assembly.launch_specs(settings, pool_url) if settings.runs_embedded else []
         processes = {launch.id: EmbeddedProcess(launch) for launch in launches}
         index = RadixIndex(byte_budget=settings.routing.index_bytes)
+        snapshots = IndexSnapshots(
+            settings.home / "index.snapshot", index, time.time, assembly.snapshot_options(settings)
+        )
         flights, metrics, keys = Flights(), Metrics(), assembly.key_ring(settings)
         fleet = Fleet(
             [*map(assembly.embedded_spec, launches), *map(assembly.instance_spec, settings.instances)],
@@ -130,12 +134,13 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
             rates=assembly.rates(settings),
             options=HealthOptions(settings.health.interval_s, settings.health.timeout_s),
             on_described=lambda instance: _load_tokenizers(instance, models, prompts, settings),
+            snapshots=snapshots,
         )
         models = ModelDirectory(assembly.model_options(settings), fleet.models)
         linker = RunLinker()
         linker.restore(await asyncio.to_thread(traces.recent, _RESTORED_RECORDS))
         recorder = Recorder(book=book, ledger=ledger, traces=traces, metrics=metrics, spans=spans)
-        StateCollector(fleet, flights, index, ledger).register(metrics.registry)
+        StateCollector(fleet, flights, index, ledger, snapshots.stats).register(metrics.registry)
         counters = await asyncio.to_thread(LedgerCounters, settings.ledger_path)
         stack.callback(counters.close)
         metrics.registry.register(LedgerCollector(counters))
@@ -180,8 +185,12 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
             )
         )
 
+        await snapshots.restore(fleet.instances)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(fleet.run(), name="fleet")]
+            tasks = [
+                group.create_task(fleet.run(), name="fleet"),
+                group.create_task(snapshots.run(fleet.feeds), name="index snapshots"),
+            ]
             if pool is not None:
                 tasks.append(group.create_task(keep_alive(pool), name="pool"))
             for name, process in processes.items():
@@ -191,6 +200,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
                 async with _listening(app, edge, settings) as (runner_url, stop_listening):
                     yield Gateway(runner_url, flights, fleet, index, ledger, traces, metrics, processes)
                     await _drain(flights, settings, stop_listening)
+                    await snapshots.save(fleet.feeds)
             finally:
                 for task in tasks:
                     task.cancel()

@@ -24,6 +24,7 @@ from gateway.models import ModelOptions
 from gateway.relay import RelayOptions
 from gateway.routing import Rates
 from gateway.settings import InstanceSettings, Settings
+from gateway.snapshots import SnapshotOptions
 from tracing.record import Identity
 
 POOL_ID = "keepwarm"
@@ -156,6 +157,11 @@ def rates(settings: Settings) -> Rates:
         disk=routing.disk_tokens_per_s,
         pool=routing.pool_tokens_per_s,
     )
+
+
+def snapshot_options(settings: Settings) -> SnapshotOptions:
+    """Return when the index is written down; its file may be as long as the index itself."""
+    return SnapshotOptions(settings.routing.index_snapshot_s, settings.routing.index_bytes)
 
 
 def attempt_options(settings: Settings) -> AttemptOptions:

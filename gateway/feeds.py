@@ -3,33 +3,85 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 from engine_adapter.base import EventSource
 from engine_adapter.event_socket import EventSocket, EventSocketOptions, Reconnected, Undecodable
-from radix_index.base import Knowledge, PrefixIndex
+from kvstore.page import Tier
+from radix_index.base import LOCAL_TIERS, Knowledge, PrefixIndex
 from radix_index.resync import Resync, ResyncOptions, Step
+from radix_index.snapshot import REMEMBERED_BATCHES, SourceState
 from radix_index.source import SourceFold
 
 _log = logging.getLogger(__name__)
 
 
 class Feed:
-    """Follows one source until it is cancelled. The index's knowledge of the instance is kept up to date with it."""
+    """Follows one source until it is cancelled. The index's knowledge of the instance is kept up to date with it.
 
-    def __init__(self, source: EventSource, fold: SourceFold, index: PrefixIndex) -> None:
+    ``resumed``: what a snapshot knew of the source; its blocks are in the index already, and are believed once the
+    source has shown that it is still in the same life and has told what came since. ``announced_tiers``: those that the
+    source speaks of.
+    """
+
+    def __init__(
+        self,
+        source: EventSource,
+        fold: SourceFold,
+        index: PrefixIndex,
+        *,
+        announced_tiers: Collection[Tier] = LOCAL_TIERS,
+        resumed: SourceState | None = None,
+    ) -> None:
         self._source, self._fold, self._index = source, fold, index
-        self._resync = Resync(ResyncOptions(can_replay=source.replay_endpoint is not None))
+        self._resync = Resync(
+            ResyncOptions(
+                can_replay=source.replay_endpoint is not None,
+                announced_tiers=frozenset(announced_tiers) - {Tier.POOL},
+            )
+        )
         self._shown: Knowledge | None = None
+        self._is_unproved = resumed is not None
+        self.resets = 0
+        """How often all that it had said was forgotten."""
+        if resumed is not None:
+            fold.resume(resumed.adapters)
+            self._resync.resume(resumed.next_sequence, resumed.seen, Knowledge(resumed.knowledge))
 
     @property
     def knowledge(self) -> Knowledge:
-        """How far what was folded can be trusted."""
-        return self._resync.knowledge
+        """How far what was folded can be trusted; not at all before a snapshot is proved."""
+        return Knowledge.STALE if self._is_unproved else self._resync.knowledge
+
+    @property
+    def pool(self) -> str | None:
+        """The pool that it speaks of besides its own tiers."""
+        return self._fold.pool
 
     @property
     def next_sequence(self) -> int | None:
         """The number of the next batch to fold; every earlier one is in the index. ``None`` until that is known."""
         return self._resync.expected
+
+    def state(self) -> SourceState | None:
+        """Return what a later process needs to go on from here; ``None`` while it is in doubt what is known."""
+        reached = self._resync.reached(REMEMBERED_BATCHES)
+        if reached is None or self._is_unproved:
+            return None
+        fold, (next_sequence, seen) = self._fold, reached
+        # Chains that wait for their parents are not kept: what hangs on them will then be missing.
+        is_complete = self._resync.knowledge is Knowledge.COMPLETE and not fold.orphans
+        return SourceState(
+            instance=fold.instance,
+            endpoint=self._source.endpoint,
+            model=fold.model,
+            block_size=fold.block_size,
+            pool=fold.pool,
+            next_sequence=next_sequence,
+            seen=seen,
+            knowledge="complete" if is_complete else "partial",
+            adapters=fold.adapters,
+        )
 
     async def follow(self) -> None:
         """Fold what comes, for ever."""
@@ -48,17 +100,26 @@ class Feed:
     async def _take(self, step: Step, socket: EventSocket) -> None:
         while True:
             if step.reset:
-                self._fold.reset()
+                self._reset()
             for batch in step.apply:
                 self._fold.apply(batch)
-            self._tell()
             if step.ask is None:
+                self._is_unproved = False
+                self._tell()
                 return
+            self._tell()
             step = self._resync.replayed(await socket.replay(step.ask))
 
+    def _reset(self) -> None:
+        """Forget what it said. A snapshot that nothing follows on may also claim what has left its pool since."""
+        self.resets += 1
+        self._fold.reset(pool=self._is_unproved)
+        if self._is_unproved:
+            self._is_unproved = False
+            _log.warning("events of %s: its replay does not reach back to the snapshot's", self._fold.instance)
+
     def _tell(self) -> None:
-        knowledge = self._resync.knowledge
-        if knowledge is not self._shown:
-            self._shown = knowledge
-            self._index.set_knowledge(self._fold.instance, knowledge)
-            _log.info("events of %s: %s", self._fold.instance, knowledge.value)
+        if self.knowledge is not self._shown:
+            self._shown = self.knowledge
+            self._index.set_knowledge(self._fold.instance, self.knowledge)
+            _log.info("events of %s: %s", self._fold.instance, self.knowledge.value)

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from engine_adapter.base import EngineAdapter, InstanceFacts
+from engine_adapter.base import EngineAdapter, EventSource, InstanceFacts
 from engine_adapter.errors import ConnectFailed, UpstreamError
 from engine_adapter.http import UpstreamClient
+from engine_adapter.wire_events import FLUSHED_TIERS
 from gateway.feeds import Feed
 from gateway.residency import new_scores, predicted_residency
 from gateway.routing import Load, Rates
-from radix_index.base import Knowledge, PrefixIndex
+from gateway.snapshots import IndexSnapshots
+from radix_index.base import LOCAL_TIERS, Knowledge, PrefixIndex
 from radix_index.predict import PredictedResidency
 from radix_index.source import SourceFold
 
 _log = logging.getLogger(__name__)
 
 _PROBE_BYTES = 1 << 20
+_TIERS = {tier.name.lower(): tier for tier in LOCAL_TIERS}
 OnDescribed = Callable[["Instance"], Awaitable[None]]
 
 
@@ -33,6 +36,7 @@ class InstanceSpec:
     """One engine as it was configured. ``headers`` go with every request to it (its key, if it needs one).
 
     ``capacity_tokens``: what its cache holds, where that must be predicted and the engine itself doesn't tell.
+    ``rank``: the data-parallel rank that it stands for, where its server has several.
     """
 
     id: str
@@ -44,6 +48,11 @@ class InstanceSpec:
     follows_events: bool = True
     capacity_tokens: int | None = None
     speaks: frozenset[str] | None = None  # endpoints that it has itself; ``None``: what its kind has
+    rank: int | None = None
+
+    def of_rank(self, rank: int) -> InstanceSpec:
+        """Return the same for one data-parallel rank."""
+        return replace(self, rank=rank, headers={**self.headers, **self.adapter.rank_headers(rank)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +75,7 @@ class Instance:
         self.is_healthy = False
         self.is_draining = False
         self.trouble: str | None = "not probed yet"
-        self.feeds: list[Feed] = []
+        self.feed: Feed | None = None
         self.predicted: PredictedResidency | None = None  # what it holds, where it publishes no events
         self.scores = new_scores()
         self.wake = asyncio.Event()
@@ -100,8 +109,7 @@ class Instance:
     @property
     def knowledge(self) -> Knowledge | None:
         """How far the index can be trusted about it; ``None`` where it publishes no events."""
-        known = [feed.knowledge for feed in self.feeds]
-        return next((k for k in (Knowledge.STALE, Knowledge.PARTIAL, Knowledge.COMPLETE) if k in known), None)
+        return None if self.feed is None else self.feed.knowledge
 
 
 class Fleet:
@@ -116,12 +124,14 @@ class Fleet:
         rates: Rates,
         options: HealthOptions | None = None,
         on_described: OnDescribed | None = None,
+        snapshots: IndexSnapshots | None = None,
     ) -> None:
         self.instances = {spec.id: Instance(spec, rates) for spec in specs}
         self.index = index
         self._client = client
         self._options = options or HealthOptions()
         self._on_described = on_described
+        self._snapshots = snapshots
         self._rates = rates
         self._changed = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
@@ -142,6 +152,10 @@ class Fleet:
         instance = self.instances[spec.id] = Instance(spec, self._rates)
         self._group.create_task(self._watch(instance), name=f"watch {instance.id}")
         return instance
+
+    def feeds(self) -> list[Feed]:
+        """Return what is followed now."""
+        return [instance.feed for instance in self.instances.values() if instance.feed is not None]
 
     def serving(self, model: str) -> list[Instance]:
         """Return the instances that serve the model, healthy or not."""
@@ -182,15 +196,17 @@ class Fleet:
         await self._describe(instance)
         self._found(instance)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(feed.follow(), name=f"events {instance.id}") for feed in instance.feeds]
+            follows = None
+            if instance.feed is not None:
+                follows = group.create_task(instance.feed.follow(), name=f"events {instance.id}")
             while True:
                 await self._pause(instance)
                 if await self._probe(instance):
                     self._found(instance)
                 elif instance.trouble == _NOBODY:
                     break
-            for task in tasks:
-                task.cancel()
+            if follows is not None:
+                follows.cancel()
 
     async def _pause(self, instance: Instance) -> None:
         try:
@@ -230,14 +246,34 @@ class Fleet:
         if not instance.models:
             return
         if facts.block_size is None or not facts.event_sources or not spec.follows_events:
+            if self._snapshots is not None:
+                self._snapshots.disown(spec.id)
             instance.predicted = predicted_residency(
                 self.index, spec.id, facts, instance.scores, capacity_tokens=spec.capacity_tokens, pool=pool
             )
             return
         model = instance.models[0]
-        for source in facts.event_sources:
-            fold = SourceFold(self.index, spec.id, model=model, block_size=facts.block_size, pool=pool)
-            instance.feeds.append(Feed(source, fold, self.index))
+        source = self._ranked(instance, facts.event_sources)
+        resumed = None if self._snapshots is None else self._snapshots.claim(spec.id, source, model, pool)
+        block_size = facts.block_size if resumed is None else resumed.block_size
+        fold = SourceFold(self.index, spec.id, model=model, block_size=block_size, pool=pool)
+        announced = {_TIERS[name] for name in facts.tiers if name in _TIERS} | set(FLUSHED_TIERS)
+        instance.feed = Feed(source, fold, self.index, announced_tiers=announced, resumed=resumed)
+
+    def _ranked(self, instance: Instance, sources: Sequence[EventSource]) -> EventSource:
+        """Return the one source of this instance. Every data-parallel rank has a cache of its own, so each is an
+        instance to the router: the one that was configured is rank 0, and its first description adds the others."""
+        spec = instance.spec
+        if len(sources) > 1 and spec.rank is None:
+            for source in sources[1:]:
+                self._add_rank(spec, source.rank)
+            spec = instance.spec = spec.of_rank(sources[0].rank)
+        return next((source for source in sources if source.rank == spec.rank), sources[0])
+
+    def _add_rank(self, spec: InstanceSpec, rank: int) -> None:
+        name = f"{spec.id}.dp{rank}"
+        if name not in self.instances:
+            self.add(replace(spec.of_rank(rank), id=name))
 
     def _found(self, instance: Instance) -> None:
         if not instance.is_healthy:
@@ -255,7 +291,9 @@ class Fleet:
         self._changed.set()
 
     def _forget(self, instance: Instance) -> None:
-        instance.feeds = []
+        if instance.feed is None and instance.predicted is None:
+            return  # it was never described; what a snapshot said of it may still be proved
+        instance.feed = None
         if instance.predicted is not None:
             instance.predicted.restarted()  # what is on its way from there belongs to a former life
             instance.predicted = None

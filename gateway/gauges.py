@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from billing.ledger import Ledger
 from gateway.fleet import Fleet, Instance
 from gateway.flights import Flights
+from gateway.snapshots import SnapshotStats
 from radix_index.base import Knowledge, PrefixIndex
 from radix_index.predict import PredictionStats
 
@@ -40,19 +41,29 @@ _PREDICTION_GAUGES: dict[str, tuple[str, Callable[[PredictionStats], float]]] = 
     "keepwarm_prediction_exact_share": ("Share of answers that were predicted to the block", lambda s: s.exact_share),
 }
 
+_SNAPSHOT_COUNTERS: dict[str, tuple[str, Callable[[SnapshotStats], float]]] = {
+    "keepwarm_index_snapshots_written": ("Snapshots of the index that were written", lambda s: s.written),
+    "keepwarm_index_snapshots_void": ("Snapshots given up since a source was forgotten meanwhile", lambda s: s.void),
+    "keepwarm_index_snapshots_failed": ("Snapshots that could not be written", lambda s: s.failed),
+    "keepwarm_index_snapshots_ignored": ("Files that were no whole snapshot of this version", lambda s: s.ignored),
+}
+
 
 class StateCollector(Collector):
     """Reads the state when asked; nothing is counted twice."""
 
-    def __init__(self, fleet: Fleet, flights: Flights, index: PrefixIndex, ledger: Ledger) -> None:
+    def __init__(
+        self, fleet: Fleet, flights: Flights, index: PrefixIndex, ledger: Ledger, snapshots: SnapshotStats
+    ) -> None:
         self._fleet, self._flights, self._index, self._ledger = fleet, flights, index, ledger
+        self._snapshots = snapshots
 
     def register(self, registry: CollectorRegistry) -> None:
         """Take part in the registry's scrapes."""
         registry.register(self)
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the gauges."""
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """Yield them."""
         yield GaugeMetricFamily("keepwarm_in_flight", "Requests in flight", value=self._flights.count)
         for name, (text, value) in _INSTANCE_GAUGES.items():
             family = GaugeMetricFamily(name, text, labels=("instance",))
@@ -69,6 +80,9 @@ class StateCollector(Collector):
         stats = self._index.stats()
         yield GaugeMetricFamily("keepwarm_index_blocks", "Blocks that the index knows", value=stats.blocks)
         yield GaugeMetricFamily("keepwarm_index_used_bytes", "Bytes of the index", value=stats.used_bytes)
+        for name, (text, counted) in _SNAPSHOT_COUNTERS.items():
+            yield CounterMetricFamily(name, text, value=counted(self._snapshots))
+        yield GaugeMetricFamily("keepwarm_index_snapshot_bytes", "Bytes of the last one", value=self._snapshots.bytes)
         status = self._ledger.status()
         yield GaugeMetricFamily("keepwarm_ledger_pending_rows", "Rows not yet committed", value=status.pending)
         failing = float(status.failing_since_ns is not None)

@@ -74,6 +74,7 @@ class RoutingSettings(_Strict):
     disk_tokens_per_s: Annotated[float, Field(gt=0)] = 20_000.0
     pool_tokens_per_s: Annotated[float, Field(gt=0)] = 10_000.0
     index_bytes: Count = 256 << 20
+    index_snapshot_s: Seconds = 15.0  # how often the index is written down, for a gateway that comes after a crash
 
 
 class RetrySettings(_Strict):

@@ -139,6 +139,17 @@ class BlockStore:
             rows, positions = rows[held], positions[held]
         return rows, positions
 
+    def span(self, start: int, rows: int) -> tuple[U64, U64, U32]:
+        """Return the blocks in the rows from ``start`` on, their names, and the numbers of their sets, parallel: a
+        block stands once for each of its names, and in the order of rows."""
+        stop = min(start + rows, self.table.used)
+        live = np.arange(start, stop, dtype=np.uint32)
+        live = live[self.set_numbers[start:stop] != NOBODY]
+        names, positions = self.names.of(live, self.first_names)
+        order = np.argsort(positions, kind="stable")
+        owners = live[positions[order]]
+        return self.table.keys[owners], names[order], self.set_numbers[owners]
+
     # --- matching ---
 
     def match(self, blocks: U64, columns: U32) -> I32:

@@ -7,7 +7,7 @@ bytes, with the pool bit of a pool's column also set for every instance that rea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +53,11 @@ class HolderSets:
     def bits(self, number: int, column: int) -> int:
         """Return what the holder in ``column`` has in this set."""
         return self._bytes[number][column]
+
+    def members(self, number: int, columns: Mapping[int, str]) -> list[tuple[str, int]]:
+        """Return which holders of ``columns`` are in this set, each with its tiers' bits. O(columns)."""
+        content = self._bytes[number]
+        return [(name, bits) for column, name in columns.items() if (bits := content[column] & STORED_BITS)]
 
     def is_empty(self, number: int) -> bool:
         """Tell whether nobody is in this set."""

@@ -6,7 +6,7 @@ See the README for the layout and what each operation costs, ``docs/design/0002-
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from radix_index.blocks import BlockStore
 from radix_index.errors import UnknownHolderError
 from radix_index.holder_sets import ALL_BITS, POOL_BIT
 from radix_index.kernels import COMPILED, PENDING_BIT, U32
+from radix_index.snapshot import Part, make_part
 
 DEFAULT_BYTE_BUDGET = 512 * 2**20
 _FIRST_COLUMNS = 8
@@ -222,6 +223,25 @@ class RadixIndex:
         if more > 1:
             self._more_pending[column, block] = more - 1
         return not more
+
+    # --- for a snapshot ---
+
+    @property
+    def rows(self) -> int:
+        """Rows that ``part`` goes through: all blocks stand in them."""
+        return self._blocks.table.used
+
+    def part(self, start: int, rows: int, holders: Container[str]) -> Part:
+        """Return what these rows say of ``holders``. O(rows + distinct sets · holders)."""
+        blocks, names, numbers = self._blocks.span(start, rows)
+        columns = {known.column: name for name, known in self._instances.items() if name in holders}
+        columns |= {column: pool for pool, column in self._pools.items() if pool in holders}
+        sets = {
+            number: members
+            for number in np.unique(numbers).tolist()
+            if (members := self._blocks.sets.members(number, columns))
+        }
+        return make_part(blocks, names, numbers.astype(np.uint64), sets)
 
     # --- about itself ---
 

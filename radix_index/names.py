@@ -61,6 +61,22 @@ class Names:
         known = np.flatnonzero(rows != NO_ROW)
         return self.owners[rows[known]] - 1, known.astype(np.uint32)
 
+    def of(self, blocks: U32, first: U32) -> tuple[U64, U32]:
+        """Return every name of ``blocks``, and the position in ``blocks`` of what each means. O(their names)."""
+        positions = np.arange(len(blocks), dtype=np.uint32)
+        links, names, owners = first[blocks], [], []
+        while True:
+            named = links > 0
+            links, positions = links[named], positions[named]
+            if not len(links):
+                break
+            names.append(self.table.keys[links - 1])
+            owners.append(positions)
+            links = self.following[links - 1]
+        if not names:
+            return np.zeros(0, np.uint64), np.zeros(0, np.uint32)
+        return np.concatenate(names), np.concatenate(owners)
+
     def forget(self, blocks: U32, first: U32) -> None:
         """Free every name of distinct ``blocks``. O(their names)."""
         heads, lists = first[blocks], []

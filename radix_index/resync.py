@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from kvstore.events import EventBatch, TierCleared
 from kvstore.page import Tier
@@ -74,8 +75,22 @@ class Resync:
         self._seen: OrderedDict[int, float] = OrderedDict()  # applied lately: number → time stamp, to know a life again
 
     def start(self) -> Step:
-        """Begin: ask for everything that the publisher still has."""
-        return self._ask(0)
+        """Begin: ask for everything that the publisher still has, or for what came since ``resume``'s."""
+        return self._ask(0) if self.expected is None else self._lost()
+
+    def resume(self, next_sequence: int, seen: Iterable[tuple[int, float]], knowledge: Knowledge) -> None:
+        """Before ``start``: every batch before this one is in the index already, from a snapshot.
+
+        ``seen``: number and time stamp of the last of them. ``knowledge`` holds again once a replay has shown that
+        the publisher is still in the life of the last one, and has brought what came since.
+        """
+        self.expected, self.knowledge, self._seen = next_sequence, knowledge, OrderedDict(seen)
+
+    def reached(self, last: int) -> tuple[int, tuple[tuple[int, float], ...]] | None:
+        """Return the next number and the ``last`` batches applied, for ``resume``; ``None`` while that is in doubt."""
+        if self.expected is None or self.asked is not None or self.knowledge is Knowledge.STALE or self._held:
+            return None
+        return self.expected, tuple(islice(self._seen.items(), max(0, len(self._seen) - last), None))
 
     def receive(self, batch: EventBatch) -> Step:
         """Take one live batch."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -91,6 +91,22 @@ class SourceFold:
         else:
             self._cleared(event)
 
+    @property
+    def adapters(self) -> tuple[tuple[str | None, bool], ...]:
+        """The adapters that this source named, and whether its names of their blocks clash with another's."""
+        return tuple((adapter, len(domains) > 1) for adapter, domains in self._domains.items())
+
+    def resume(self, adapters: Iterable[tuple[str | None, bool]]) -> None:
+        """The index has this source's blocks already, from a snapshot that was taken with these ``adapters``."""
+        self._block_size_seen = True
+        for adapter, clashes in adapters:
+            domains = self._domains_of(adapter)
+            if clashes and len(domains) == 1:
+                domains.insert(0, self._own_domain(domains[-1]))
+
+    def _own_domain(self, shared: int) -> int:
+        return xxhash.xxh3_64_intdigest(self.instance.encode(), shared)
+
     def reset(self, *, pool: bool = False) -> None:
         """Forget what this source has said; with ``pool``, also what anyone said of its pool."""
         self._cleared(TierCleared(LOCAL_TIERS))
@@ -140,7 +156,7 @@ class SourceFold:
         shared = domains[-1]
         clashes = self.index.stored(holder, tier, blocks, names ^ np.uint64(shared))
         if clashes and len(domains) == 1:
-            domains.insert(0, xxhash.xxh3_64_intdigest(self.instance.encode(), shared))
+            domains.insert(0, self._own_domain(shared))
         if len(domains) == 2:
             self.index.stored(holder, tier, blocks, names ^ np.uint64(domains[0]), rebind=True)
 

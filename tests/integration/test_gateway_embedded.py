@@ -40,7 +40,7 @@ async def settled(client: Client) -> None:
     """Wait until the index holds everything that the engine has published."""
     instance = client.gateway.fleet.instances["embedded-0"]
     assert instance.facts is not None
-    (source,), (feed,) = instance.facts.event_sources, instance.feeds
+    (source,), feed = instance.facts.event_sources, instance.feed
     published = await EventSocket(source.endpoint, source.replay_endpoint).replay(0)
     assert published
     last = published[-1].sequence
