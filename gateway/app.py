@@ -49,6 +49,7 @@ from gateway.routing import POLICIES
 from gateway.settings import Settings
 from gateway.snapshots import IndexSnapshots
 from gateway.spending import Spending
+from gateway.tokens import Tokens
 from radix_index.index import RadixIndex
 from tracing.export import SpanExport, otlp_exporter
 from tracing.metrics import Metrics
@@ -174,7 +175,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         )
         edge_options = EdgeOptions(body_cap_bytes=settings.server.body_cap_bytes)
         app = make_app(edge_options)
-        edge = Edge(pipeline, keys, models, edge_options)
+        edge = Edge(pipeline, keys, models, Tokens(models, prompts, fleet, client), edge_options)
         app.add_routes(edge.routes())
         app.add_routes(admin.routes())
         app.add_routes(
@@ -232,7 +233,7 @@ async def _listening(
     await runner.setup()
     host, port = settings.server.host, settings.server.port
     assert runner.server is not None
-    front = Front(edge.front_handlers(), runner.server, body_cap_bytes=settings.server.body_cap_bytes)
+    front = Front(edge.front_handler, runner.server, body_cap_bytes=settings.server.body_cap_bytes)
 
     def stop() -> None:
         server.close()

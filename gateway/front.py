@@ -74,15 +74,15 @@ class Front:
 
     def __init__(
         self,
-        handlers: Mapping[str, Handle],
+        handler_of: Callable[[str], Handle | None],
         others: Callable[[], asyncio.Protocol],
         *,
         body_cap_bytes: int,
         body_timeout_s: float = 120.0,
         idle_timeout_s: float = 75.0,
     ) -> None:
-        """``handlers`` by path; ``others`` makes the protocol that takes everything else."""
-        self.handlers, self.others = handlers, others
+        """``handler_of`` tells what serves a target; ``others`` makes the protocol that takes everything else."""
+        self.handler_of, self.others = handler_of, others
         self.body_cap_bytes, self.body_timeout_s, self.idle_timeout_s = body_cap_bytes, body_timeout_s, idle_timeout_s
         self.is_leaving = False
         self.connections: set[FrontConnection] = set()
@@ -179,7 +179,7 @@ class FrontConnection(asyncio.Protocol):
                 self._hand_over()
             return
         read = read_head(buffer[: end + 4])
-        handle = front.handlers.get(read[0]) if read is not None else None
+        handle = front.handler_of(read[0]) if read is not None else None
         if read is None or handle is None or read[2] > front.body_cap_bytes:
             self._hand_over()
             return

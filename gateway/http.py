@@ -1,4 +1,4 @@
-"""The edge: HTTP in, HTTP out, errors always in OpenAI's shape."""
+"""The edge: HTTP in, HTTP out, errors always in the shape that the path's clients expect."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from gateway import paths
+from gateway.catalog import model_card, model_list
 from gateway.errors import (
     BadRequest,
     BodyTooLarge,
@@ -20,13 +22,17 @@ from gateway.errors import (
     UnsupportedEncoding,
 )
 from gateway.front import FrontReply, Handle, Headers
-from gateway.identity import KeyRing
+from gateway.identity import Caller, KeyRing
 from gateway.models import ModelDirectory
 from gateway.pipeline import Arrival, Pipeline
+from gateway.protocols.anthropic.errors import error_body as anthropic_error_body
+from gateway.protocols.anthropic.protocol import MESSAGES
 from gateway.protocols.base import EndpointProtocol
+from gateway.protocols.embeddings import EMBEDDINGS
 from gateway.protocols.openai import CHAT, COMPLETIONS
-from gateway.protocols.openai_errors import error_body
+from gateway.protocols.openai_errors import error_body as openai_error_body
 from gateway.relay import ClientGone
+from gateway.tokens import Tokens
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +53,7 @@ protocol_log = logging.getLogger(f"{__name__}.protocol")
 protocol_log.addFilter(_WithoutContent())
 
 PIPELINE_PATHS: dict[str, EndpointProtocol] = {
-    protocol.path.removeprefix("/v1"): protocol for protocol in (CHAT, COMPLETIONS)
+    protocol.path.removeprefix("/v1"): protocol for protocol in (CHAT, COMPLETIONS, MESSAGES, EMBEDDINGS)
 }
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -113,37 +119,49 @@ class AiohttpReply:
 class Edge:
     """The client-facing routes."""
 
-    def __init__(self, pipeline: Pipeline, keys: KeyRing, models: ModelDirectory, options: EdgeOptions) -> None:
+    def __init__(
+        self, pipeline: Pipeline, keys: KeyRing, models: ModelDirectory, tokens: Tokens, options: EdgeOptions
+    ) -> None:
         self._pipeline, self._keys, self._models, self._options = pipeline, keys, models, options
+        self._tokens = tokens
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes, each with and without ``/v1``."""
+        """Return the routes, each at all of ``paths.ROOTS``."""
         found = []
-        for root in ("/v1", ""):
+        for root in paths.ROOTS:
             for path, protocol in PIPELINE_PATHS.items():
                 found.append(web.post(f"{root}{path}", self._completion(protocol)))
+            found.append(web.post(f"{root}/messages/count_tokens", self._told(self._tokens.count)))
+            found.append(web.post(f"{root}/tokenize", self._told(self._tokens.tokenize)))
+            found.append(web.post(f"{root}/detokenize", self._told(self._tokens.detokenize)))
             found.append(web.get(f"{root}/models", self._list_models))
             found.append(web.get(f"{root}/models/{{model:.+}}", self._one_model))
         return found
 
-    def front_handlers(self) -> dict[str, Handle]:
-        """Return what serves the paths that make up the load, for ``gateway.front``."""
-        return {
-            f"{root}{path}": self._front_completion(protocol)
-            for root in ("/v1", "")
-            for path, protocol in PIPELINE_PATHS.items()
-        }
+    def front_handler(self, target: str) -> Handle | None:
+        """Return what serves a ``POST`` to this target if it is of the load, for ``gateway.front``."""
+        label, path = paths.split(target)
+        protocol = PIPELINE_PATHS.get(path)
+        return None if protocol is None else self._front_completion(protocol, label)
 
-    def _front_completion(self, protocol: EndpointProtocol) -> Handle:
+    def _front_completion(self, protocol: EndpointProtocol, label: str | None) -> Handle:
         async def handle(headers: Headers, read_body: Callable[[], Awaitable[bytes]], reply: FrontReply) -> None:
-            await self._pipeline.handle(Arrival(protocol, headers, read_body), reply)
+            await self._pipeline.handle(Arrival(protocol, headers, read_body, label), reply)
+
+        return handle
+
+    def _told(self, answer: Callable[[bytes, Caller], Awaitable[dict[str, object]]]) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            caller = self._keys.authenticate(request.headers)
+            return web.json_response(await answer(await self._read(request), caller))
 
         return handle
 
     def _completion(self, protocol: EndpointProtocol) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             reply = AiohttpReply(request)
-            arrival = Arrival(protocol, request.headers, lambda: self._read(request))
+            label = request.match_info.get("label")
+            arrival = Arrival(protocol, request.headers, lambda: self._read(request), label)
             await self._pipeline.handle(arrival, reply)
             if reply.response is None:  # the client is gone: aiohttp wants something to throw away
                 return web.Response(status=499)
@@ -170,50 +188,55 @@ class Edge:
 
     async def _list_models(self, request: web.Request) -> web.Response:
         caller = self._keys.authenticate(request.headers)
-        return web.json_response({"object": "list", "data": [_model(n) for n in self._models.visible(caller)]})
+        return web.json_response(model_list(self._models.visible(caller), is_anthropic=_is_anthropic(request)))
 
     async def _one_model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
         self._models.resolve(name, self._keys.authenticate(request.headers))
-        return web.json_response(_model(name))
+        return web.json_response(model_card(name, is_anthropic=_is_anthropic(request)))
 
 
-def _model(name: str) -> dict[str, object]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "keepwarm"}
+def _is_anthropic(request: web.Request) -> bool:
+    """Tell whether the client speaks Anthropic's API: by the path, or by the header that such clients always send."""
+    _, path = paths.split(request.path)
+    return path == "/messages" or path.startswith("/messages/") or "anthropic-version" in request.headers
 
 
 @web.middleware
 async def errors_in_shape(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer every error of this process as OpenAI's clients expect it, unknown paths and methods included."""
+    """Answer every error of this process as the path's clients expect it, unknown paths and methods included."""
+    is_anthropic = _is_anthropic(request)
     try:
         return await handler(request)
     except GatewayError as error:
-        return error_response(error)
+        return error_response(error, is_anthropic=is_anthropic)
     except web.HTTPMethodNotAllowed as refusal:
-        answer = error_response(MethodNotAllowed(f"{request.method} is not allowed here"))
+        answer = error_response(MethodNotAllowed(f"{request.method} is not allowed here"), is_anthropic=is_anthropic)
         answer.headers[hdrs.ALLOW] = refusal.headers.get(hdrs.ALLOW, "")
         return answer
     except web.HTTPNotFound:
-        return error_response(NotFound(f"there is no {request.method} {request.path[:200]} here", code="unknown_url"))
+        missing = NotFound(f"there is no {request.method} {request.path[:200]} here", code="unknown_url")
+        return error_response(missing, is_anthropic=is_anthropic)
     except web.HTTPRequestEntityTooLarge:
-        return error_response(BodyTooLarge("the body is over the limit"))
+        return error_response(BodyTooLarge("the body is over the limit"), is_anthropic=is_anthropic)
     except web.HTTPException as refusal:
         if refusal.status < 400:
             raise  # a redirect
         shaped = BadRequest(refusal.reason)
         shaped.status = refusal.status
-        return error_response(shaped)
+        return error_response(shaped, is_anthropic=is_anthropic)
     except Exception:  # the request boundary
         _log.exception("%s %s failed inside the gateway", request.method, request.path)
-        return error_response(GatewayError("the gateway failed"))
+        return error_response(GatewayError("the gateway failed"), is_anthropic=is_anthropic)
 
 
-def error_response(error: GatewayError) -> web.Response:
+def error_response(error: GatewayError, *, is_anthropic: bool = False) -> web.Response:
     """Return an error as a response."""
     headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = 'Bearer, Basic realm="keepwarm"'
-    return web.Response(status=error.status, body=error_body(error), content_type="application/json", headers=headers)
+    body = anthropic_error_body(error) if is_anthropic else openai_error_body(error)
+    return web.Response(status=error.status, body=body, content_type="application/json", headers=headers)
 
 
 def make_app(options: EdgeOptions) -> web.Application:

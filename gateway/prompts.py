@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 from engine_adapter.prompt import EncodedPrompt, PromptEncoder, PromptError, PromptOptions, TemplateError, Wire
 from gateway.agreement import Agreement, AgreementState
@@ -39,6 +39,7 @@ WIRE_BYTES = 1 << 15
 MAX_WAITING_BYTES = 64 << 20
 """While bodies of this length wait for a thread, further ones are routed by load alone."""
 
+_Made = TypeVar("_Made")
 _FOREIGN_OPTIONS = ("chat_template", "documents")
 
 
@@ -125,6 +126,13 @@ class PromptBook:
             return await asyncio.get_running_loop().run_in_executor(pool, job.run)
         finally:
             self._waiting_bytes -= body_bytes
+
+    async def run(self, model: str, work: Callable[[PromptEncoder], _Made]) -> _Made | None:
+        """Do something with the model's encoder, in a thread; ``None`` where there is none."""
+        encoder = self._encoders.get(model)
+        if encoder is None:
+            return None
+        return await asyncio.get_running_loop().run_in_executor(self._long_pool, work, encoder)
 
     def answered(self, model: str, *, agrees: bool) -> None:
         """Take in how an engine counted a comparable prompt. Logs when that changes the verdict on the model."""

@@ -16,6 +16,8 @@ from typing import Protocol
 from billing.counts import UsageReading
 from engine_adapter.base import EngineAdapter, Merge
 from gateway.errors import BadRequest, GatewayError
+from gateway.protocols.chat_request import chat_form
+from gateway.protocols.dialog import Dialog
 from gateway.protocols.form import Form, FormError, Raw, scan
 from gateway.protocols.seen import Seen
 
@@ -144,6 +146,29 @@ class EndpointProtocol(Protocol):
 
     def headers(self, request_id: str) -> Mapping[str, str]:
         """Return the protocol's own headers of every answer."""
+
+
+def ask_of_dialog(
+    dialog: Dialog, sent: Sent, endpoint: str, *, request: object = None, previous_response_id: str | None = None
+) -> Ask:
+    """Return the ask of a request that was written in another protocol than OpenAI's completions."""
+    form = chat_form(dialog)
+    return Ask(
+        form=form,
+        body=form.text.encode(),
+        native=sent,
+        endpoint=endpoint,
+        model=dialog.model,
+        stream=dialog.stream,
+        shows_usage=True,
+        shows_detail=False,
+        cache_salt=salt_of(sent.form.values),
+        messages=objects(form.values["messages"]),
+        tools=objects(form.values.get("tools")),
+        prompt=None,
+        previous_response_id=previous_response_id,
+        request=request,
+    )
 
 
 def scan_body(body: bytes) -> Sent:

@@ -142,6 +142,18 @@ def _refuse_half_pairs(values: object) -> None:
         raise FormError("an escape is half of a surrogate pair") from None
 
 
+def form_of(values: Mapping[str, object]) -> Form:
+    """Return an object of our own with its members' places, in the order given."""
+    pieces, members, at = ["{"], list[Member](), 1
+    for name, value in values.items():
+        mark, key, printed = "," if members else "", json.dumps(name), json.dumps(value, ensure_ascii=False)
+        start = at + len(mark) + len(key) + 1
+        members.append(Member(name, value, at + len(mark), start, start + len(printed)))
+        pieces.append(f"{mark}{key}:{printed}")
+        at = start + len(printed)
+    return Form("".join(pieces) + "}", 0, at + 1, tuple(members), dict(values))
+
+
 def scan_text(text: str, start: int = 0, *, whole: bool = True) -> Form:
     """Read the object that begins at ``start``; with ``whole`` nothing but white space may stand after it.
 

@@ -1,0 +1,61 @@
+"""``POST /v1/messages``, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from engine_adapter.base import EngineAdapter
+from gateway.errors import GatewayError
+from gateway.protocols.anthropic.answer import Shown
+from gateway.protocols.anthropic.errors import engine_error_body, error_body, error_event
+from gateway.protocols.anthropic.native import NativeMessageReader
+from gateway.protocols.anthropic.request import read_dialog, shows_thinking
+from gateway.protocols.anthropic.stream import MessageWriter
+from gateway.protocols.base import Answering, AnswerReader, Ask, Sent, ask_of_dialog
+from gateway.protocols.form import Form
+from gateway.protocols.translated import TranslatedReader
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """The Messages endpoint."""
+
+    endpoint: str = "messages"
+    path: str = "/v1/messages"
+
+    async def past(self, form: Form, tenant: str) -> None:
+        """Nothing: each request says everything."""
+
+    def read(self, sent: Sent, past: object = None, *, needs_limit: bool = True) -> Ask:
+        """Read a request. Raises ``BadRequest``."""
+        values = sent.form.values
+        dialog = read_dialog(values, needs_limit=needs_limit)
+        return ask_of_dialog(dialog, sent, self.endpoint, request=shows_thinking(values))
+
+    def reader(self, ask: Ask, adapter: EngineAdapter, answering: Answering, *, is_native: bool) -> AnswerReader:
+        """Return what follows an answer."""
+        if is_native:
+            return NativeMessageReader(answering.model if answering.model != answering.served_model else None)
+        writer = MessageWriter(Shown(answering, thinking=ask.request is not False))
+        return TranslatedReader(adapter, writer, partial(engine_error_body, request_id=answering.request_id))
+
+    def error_body(self, error: GatewayError, request_id: str | None = None) -> bytes:
+        """Return an error in Anthropic's shape."""
+        return error_body(error, request_id)
+
+    def engine_error_body(self, status: int, body: bytes, request_id: str | None = None) -> bytes:
+        """Return an engine's error in Anthropic's shape."""
+        return engine_error_body(status, body, request_id)
+
+    def failed_stream(self, error_body: bytes) -> bytes:
+        """Return the error as the stream's one event."""
+        return error_event(error_body)
+
+    def headers(self, request_id: str) -> Mapping[str, str]:
+        """Return the header that Anthropic's clients show as the request's id."""
+        return {"request-id": request_id}
+
+
+MESSAGES = Messages()

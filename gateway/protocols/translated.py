@@ -1,0 +1,186 @@
+"""An answer that an engine gives as a chat completion and a client gets in another protocol.
+
+The reader is the same for all of them: it follows chunks or a whole completion, keeps what the record needs, and hands
+blocks, finish and counts to the protocol's ``AnswerWriter``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from billing.counts import UsageReading
+from billing.usage import openai_usage
+from engine_adapter.base import EngineAdapter
+from gateway.errors import UpstreamUnusable
+from gateway.protocols.answer import AnswerBlocks, AnswerEvent, Block
+from gateway.protocols.openai_errors import error_body, error_class
+from gateway.protocols.seen import Seen
+from gateway.protocols.sse import data_of
+from tracing.record import Usage
+
+Json = Mapping[str, object]
+
+_DONE = b"[DONE]"
+_GAVE_UP = UpstreamUnusable("the engine gave up on this answer", code="engine_gave_up")
+_GAVE_UP_BODY = error_body(_GAVE_UP)
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How an answer ended: the engine's reason (``stop``, ``length``, ``tool_calls`` …), and the stop text it met."""
+
+    reason: str | None
+    matched_stop: str | None = None
+
+
+class AnswerWriter(Protocol):
+    """Writes one answer in a client's protocol: either ``whole``, or ``begin``, ``write`` …, ``end`` or ``failure``."""
+
+    def begin(self) -> bytes:
+        """Return the events that open a stream."""
+
+    def write(self, events: Sequence[AnswerEvent]) -> bytes:
+        """Return the events for what came."""
+
+    def end(self, blocks: Sequence[Block], finish: Finish, usage: Usage | None) -> bytes:
+        """Return the events that end a stream whose answer is whole."""
+
+    def failure(self, error_body: bytes) -> bytes:
+        """Return the events that end a stream which failed."""
+
+    def whole(self, blocks: Sequence[Block], finish: Finish, usage: Usage | None) -> bytes:
+        """Return a whole answer's body."""
+
+
+class TranslatedReader:
+    """``AnswerReader`` over chat completions."""
+
+    def __init__(
+        self, adapter: EngineAdapter, writer: AnswerWriter, shape_error: Callable[[int, bytes], bytes]
+    ) -> None:
+        """``shape_error`` turns an engine's error, with its status, into one of the client's protocol."""
+        self._adapter, self._writer, self._shape_error = adapter, writer, shape_error
+        self._blocks = AnswerBlocks()
+        self._matched: str | None = None
+        self._has_begun = False
+        self.seen = Seen()
+
+    def has_ended(self) -> bool:
+        """Tell whether the client got the end."""
+        return self.seen.is_done
+
+    def event(self, event: bytes) -> tuple[bytes, bool]:
+        """Take one event; return what the client gets for it, and whether it brought output."""
+        data = data_of(event)
+        if data is None:
+            return event, False  # a comment is one in every protocol
+        if data.strip() == _DONE:
+            return (self.closing() if self.seen.finish_reason is not None else b""), False
+        chunk = _object(data)
+        if chunk is None:
+            return b"", False
+        if "error" in chunk and "choices" not in chunk:
+            self.seen.error, self.seen.is_done = error_class(chunk["error"]), True
+            return self.failure(self._shape_error(500, data)), False
+        self._count(chunk)
+        if _gave_up(chunk):
+            self.seen.error, self.seen.is_done = _GAVE_UP.code, True
+            return self.failure(self._shape_error(502, _GAVE_UP_BODY)), False
+        out = b"" if self._has_begun else self._begin()
+        events = self._take(chunk, "delta")
+        out += self._writer.write(events) if events else b""
+        self.seen.pieces += bool(events)
+        if self.seen.finish_reason is not None and self.seen.usage is not None:
+            out += self.closing()
+        return out, bool(events)
+
+    def answer(self, body: bytes) -> bytes:
+        """Take a whole completion; return the client's answer. Raises ``UpstreamUnusable``."""
+        answer = _object(body)
+        if answer is None or not answer.get("choices"):
+            raise UpstreamUnusable("the engine's answer is no chat completion")
+        self._count(answer)
+        if _gave_up(answer):
+            raise UpstreamUnusable(_GAVE_UP.message, code=_GAVE_UP.code)
+        self._take(answer, "message")
+        self._blocks.finish()
+        return self._writer.whole(self._blocks.blocks, self._finish(), self._usage())
+
+    def closing(self) -> bytes:
+        """Return the end of the client's stream; nothing where it has it already."""
+        if self.seen.is_done:
+            return b""
+        self.seen.is_done = True
+        out = b"" if self._has_begun else self._begin()
+        if events := self._blocks.finish():
+            out += self._writer.write(events)
+        return out + self._writer.end(self._blocks.blocks, self._finish(), self._usage())
+
+    def failure(self, error_body: bytes) -> bytes:
+        """Return the end of a stream that failed."""
+        return self._writer.failure(error_body)
+
+    def usage(self) -> UsageReading | None:
+        """Return the engine's counts."""
+        seen = self.seen
+        if seen.usage is None:
+            return None
+        return openai_usage(seen.usage, seen.extension, silence_is_zero=self._adapter.capabilities.cached_detail)
+
+    def _begin(self) -> bytes:
+        self._has_begun = True
+        return self._writer.begin()
+
+    def _count(self, answer: Json) -> None:
+        parts = self._adapter.read_usage(answer)
+        if parts is not None:
+            self.seen.usage = parts.usage or self.seen.usage
+            self.seen.extension = parts.extension or self.seen.extension
+
+    def _take(self, answer: Json, part_name: str) -> list[AnswerEvent]:
+        """Take the first choice; there is no other, since none of these protocols can ask for several."""
+        choices = answer.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        if not isinstance(choice, dict):
+            return []
+        if isinstance(reason := choice.get("finish_reason"), str):
+            self.seen.finish_reason = reason
+            matched = choice.get("matched_stop", choice.get("stop_reason"))  # SGLang's and vLLM's word for it
+            self._matched = matched if isinstance(matched, str) else None
+        part = choice.get(part_name)
+        if not isinstance(part, dict):
+            return []
+        self.seen.take(0, part)
+        return self._blocks.take(part, _logprobs(choice))
+
+    def _finish(self) -> Finish:
+        return Finish(self.seen.finish_reason, self._matched)
+
+    def _usage(self) -> Usage | None:
+        reading = self.usage()
+        return None if reading is None else reading.usage
+
+
+def _gave_up(answer: Json) -> bool:
+    """Tell whether the engine ended the answer for a reason of its own, which no protocol has a stop reason for."""
+    choices = answer.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    return isinstance(first, dict) and first.get("finish_reason") in ("abort", "error")
+
+
+def _object(data: bytes) -> Json | None:
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _logprobs(choice: Json) -> Sequence[Json]:
+    told = choice.get("logprobs")
+    content = told.get("content") if isinstance(told, dict) else None
+    return [item for item in content if isinstance(item, dict)] if isinstance(content, list) else ()

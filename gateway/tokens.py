@@ -1,0 +1,138 @@
+"""Prompts as token ids, for clients: ``/tokenize``, ``/detokenize``, and Anthropic's ``count_tokens``.
+
+They are answered from the model's own tokenizer and template where this gateway has them, with what it counts prompts
+by; else by an engine that has them. Nothing is computed for them, so they leave no row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from engine_adapter.errors import UpstreamError
+from engine_adapter.http import UpstreamClient
+from engine_adapter.prompt import PromptEncoder, PromptError
+from gateway.errors import BadRequest, UpstreamUnusable
+from gateway.fleet import Fleet, Instance
+from gateway.identity import Caller
+from gateway.models import ModelDirectory
+from gateway.prompts import PromptBook
+from gateway.protocols.anthropic.protocol import MESSAGES
+from gateway.protocols.base import Sent, model_of, objects, scan_body
+from gateway.protocols.openai_errors import engine_words
+
+Json = dict[str, object]
+
+_Work = Callable[[PromptEncoder], Json]
+
+_ANSWER_BYTES = 64 << 20
+_ENGINE_S = 30.0
+
+
+class Tokens:
+    """Answers what texts and conversations are as tokens. Every method raises ``GatewayError``."""
+
+    def __init__(self, models: ModelDirectory, prompts: PromptBook, fleet: Fleet, client: UpstreamClient) -> None:
+        self._models, self._prompts, self._fleet, self._client = models, prompts, fleet, client
+
+    async def tokenize(self, body: bytes, caller: Caller) -> Json:
+        """Return ``tokens``, ``count`` and ``max_model_len`` of a ``prompt`` or of ``messages`` (with ``tools``)."""
+        sent = scan_body(body)
+        values = sent.form.values
+        prompt, messages = values.get("prompt"), objects(values.get("messages"))
+        if (prompt is None) == (messages is None) or not isinstance(prompt, str | None):
+            raise BadRequest("send either a prompt (a string) or messages", param="prompt")
+        model = self._models.resolve(model_of(values), caller)
+        strings = values.get("return_token_strs") is True
+
+        def encode(encoder: PromptEncoder) -> Json:
+            if messages is not None:
+                ids = encoder.encode_chat(
+                    messages,
+                    objects(values.get("tools")),
+                    add_generation_prompt=values.get("add_generation_prompt") is not False,
+                )
+            elif values.get("add_special_tokens") is False:
+                ids = encoder.tokenizer.encode(prompt, add_special_tokens=False).ids
+            else:
+                ids = encoder.encode_text(prompt or "")
+            told: Json = {"tokens": ids, "count": len(ids), "max_model_len": self._max_len(model)}
+            return told | ({"token_strs": [encoder.tokenizer.id_to_token(i) for i in ids]} if strings else {})
+
+        return await self._ours(model, encode) or await self._engines(model, "/tokenize", sent)
+
+    async def detokenize(self, body: bytes, caller: Caller) -> Json:
+        """Return the text of ``tokens``, under the names that SGLang and vLLM have for it."""
+        sent = scan_body(body)
+        values = sent.form.values
+        ids = values.get("tokens")
+        if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < 1 << 31 for i in ids):
+            raise BadRequest("'tokens' must be a list of token ids", param="tokens")
+        model = self._models.resolve(model_of(values), caller)
+
+        def decode(encoder: PromptEncoder) -> Json:
+            if any(i >= encoder.vocab_size for i in ids):
+                raise PromptError(f"the model has {encoder.vocab_size} tokens", param="tokens")
+            skips = values.get("skip_special_tokens") is True
+            text: str = encoder.tokenizer.decode(ids, skip_special_tokens=skips)
+            return {"text": text, "prompt": text}
+
+        return await self._ours(model, decode) or await self._engines(model, "/detokenize", sent)
+
+    async def count(self, body: bytes, caller: Caller) -> Json:
+        """Return how many tokens a Messages request's prompt has. Nothing of it is cached by being counted."""
+        ask = MESSAGES.read(scan_body(body), needs_limit=False)
+        model = self._models.resolve(ask.model, caller)
+        told = await self._ours(
+            model, lambda encoder: {"count": len(encoder.encode_chat(ask.messages or (), ask.tools))}
+        )
+        if told is None:
+            question: Json = {"model": model, "messages": ask.messages, "tools": ask.tools}
+            told = await self._engines(model, "/tokenize", scan_body(msgspec.json.encode(question)))
+        if not isinstance(count := told.get("count"), int):
+            raise UpstreamUnusable("the engine told no count")
+        return {"input_tokens": count}
+
+    async def _ours(self, model: str, work: _Work) -> Json | None:
+        try:
+            return await self._prompts.run(model, work)
+        except PromptError as error:
+            raise BadRequest(str(error), param=error.param, code="invalid_prompt") from None
+
+    async def _engines(self, model: str, path: str, sent: Sent) -> Json:
+        instance = self._able(model)
+        if instance is None:
+            raise BadRequest(
+                f"there is neither a tokenizer of {model!r} here nor an engine that tells its tokens",
+                param="model",
+                code="endpoint_not_supported",
+            )
+        headers = {"content-type": "application/json", **instance.spec.headers}
+        try:
+            async with asyncio.timeout(_ENGINE_S):
+                response = await self._client.request(
+                    "POST", f"{instance.spec.url}{path}", headers, sent.edited({"model": model})
+                )
+                try:
+                    body = await response.read_all(_ANSWER_BYTES)
+                finally:
+                    response.close()
+        except (UpstreamError, TimeoutError) as error:
+            raise UpstreamUnusable(f"the engine did not answer: {type(error).__name__}") from None
+        if response.status != 200:
+            words = engine_words(response.status, body).message
+            raise BadRequest(words) if 400 <= response.status < 500 else UpstreamUnusable(words)
+        try:
+            return msgspec.json.decode(body, type=dict[str, object])
+        except (msgspec.DecodeError, RecursionError):
+            raise UpstreamUnusable("the engine's answer is no JSON object") from None
+
+    def _able(self, model: str) -> Instance | None:
+        serving: Sequence[Instance] = self._fleet.serving(model)
+        return next((i for i in serving if i.takes_requests and i.speaks("tokenize")), None)
+
+    def _max_len(self, model: str) -> int | None:
+        facts = [instance.facts for instance in self._fleet.serving(model)]
+        return min((f.max_model_len for f in facts if f is not None and f.max_model_len is not None), default=None)
