@@ -12,6 +12,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
+from typing import cast
 
 from gateway.errors import BadRequest
 from gateway.relay import ClientGone
@@ -126,8 +127,7 @@ class FrontConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Somebody connected."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
         transport.set_write_buffer_limits(HIGH_WATER_BYTES)
         self._front.connections.add(self)
         self._expect(self._front.idle_timeout_s)

@@ -1,14 +1,17 @@
-"""What holds for every test: generated examples are the same on every run, unless one asks for new ones.
+"""What holds for every test.
 
-`./test --hypothesis-profile=explore` draws afresh and tries five times as many. What it finds becomes an `@example`
-or a test of its own, so that a change is never refused for what an earlier one broke.
+Generated examples are the same on every run; `./test --hypothesis-profile=explore` draws afresh, and more where a test
+names no number. What it finds becomes an `@example` or a test of its own, so that no change is refused for what an
+earlier one broke. Tests marked `both_loops` run on asyncio's own event loop and on the one that the gateway uses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 
 import pytest
+import uvloop
 from hypothesis import settings
 
 from tests.samples.postgres import Server, running
@@ -23,3 +26,11 @@ def postgres() -> Iterator[Server]:
     """A real PostgreSQL, started once a run and only when a test asks for it."""
     with running() as server:
         yield server
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Return the event loops on which a test runs, by name."""
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
+    if item.get_closest_marker("both_loops") is not None:
+        loops["uvloop"] = uvloop.new_event_loop
+    return loops
