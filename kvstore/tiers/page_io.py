@@ -39,7 +39,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What became of a run: bytes moved or a negative errno (``LATE``: not begun in time); checksums of what was read."""
+    """What became of a run: bytes moved, or a negative errno (``LATE``: not begun in time); hashes of what was read."""
 
     result: int
     sums: Sequence[int]
@@ -51,9 +51,9 @@ class PageIO(Protocol):
     def move(
         self, runs: Sequence[Run], *, fd: int, direct_fd: int | None, write: bool, deadline_s: float
     ) -> list[Moved]:
-        """Read or write runs over ``direct_fd`` where buffers are aligned, else ``fd``; no run begins after the deadline.
+        """Read or write runs, over ``direct_fd`` where buffers are aligned, else over ``fd``.
 
-        ``deadline_s`` is of ``time.monotonic``.
+        No run begins after ``deadline_s``, of ``time.monotonic``.
         """
 
     def close(self) -> None:

@@ -1,8 +1,9 @@
 """The pool tier: pages in a Redis or Valkey server or cluster that many engines share.
 
-A page is one value: a sealed header, then its bytes; so a server that evicts one page leaves no torn pair behind. Every
-request has a deadline and none is retried: a server that is slow, paused or gone costs one deadline, trips the breaker,
-and is a miss until a probe in the background finds it again.
+A page is one value: a sealed header, then its bytes; so a server that evicts one page leaves no torn pair behind. Bytes
+go straight between the caller's memory and the socket. Every request has a deadline and none is retried: a server that
+is slow, paused or gone costs one deadline, trips the breaker, and is a miss until a probe in the background finds it
+again.
 
 The bytes that this process has put are accounted for in a ``SlotTable`` (the same one that other tiers keep pages in),
 so that they never exceed ``capacity_bytes``; the server's own ``maxmemory`` bounds all of its clients together.
@@ -17,15 +18,15 @@ from kvstore.announce import parents_first
 from kvstore.breaker import Breaker
 from kvstore.codec import PageHeader, checksum, seal, sealed_length, unseal, verify_header
 from kvstore.errors import RecordError
-from kvstore.memory import copy_bytes, page_rows
 from kvstore.page import PageKey, PageLayout, PageMeta, Tier, key_fingerprint
 from kvstore.policy import EvictionPolicy
 from kvstore.tiers.base import Found, OnChange, Page, PagesRemoved, PagesStored
-from kvstore.tiers.pool_client import SCAN_NAMES, PoolClient, PoolOptions
+from kvstore.tiers.pool_client import SCAN_NAMES, UNAVAILABLE, PoolClient, Unavailable
+from kvstore.tiers.pool_topology import PoolOptions
+from kvstore.tiers.resp import ErrorReply, Value
 from kvstore.tiers.slotted import Fault, SlottedTier, check_buffers
 
 _HEADER_GUESS_BYTES = 1024
-_HEADER_ROOM_BYTES = 1024  # of salt, adapter and everything but the tokens
 
 
 class PoolTier(SlottedTier):
@@ -43,26 +44,20 @@ class PoolTier(SlottedTier):
         policy: EvictionPolicy[PageKey] | None = None,
         options: PoolOptions | None = None,
     ) -> None:
-        """``url`` is ``redis://``, ``rediss://``, ``unix://`` or ``redis+cluster://``. Needs no server yet.
-
-        Raises ``MediumError`` for a URL that is none of these.
-        """
+        """``url``: see ``kvstore.tiers.pool_url``. Needs no server yet. Raises ``MediumError`` for one that is none."""
         super().__init__(layout, slots=capacity_bytes // layout.page_bytes, on_change=on_change, policy=policy)
-        options = options if options is not None else PoolOptions()
-        self._server = PoolClient(url, options)
-        self._read_s = options.read_deadline_s
+        self.options = options if options is not None else PoolOptions()
+        self._server = PoolClient(url, self.options)
         self._prefix = b"keepwarm:%s:" % self._fingerprint.hex().encode()
-        self._request_pages = max(1, options.request_bytes // self.page_bytes)
-        self._values = page_rows(self._request_pages, _HEADER_ROOM_BYTES + 4 * layout.page_tokens + self.page_bytes)
 
     @property
     def breaker(self) -> Breaker:
-        """Whether the server is in use."""
+        """Whether the server, or the cluster, is in use."""
         return self._server.breaker
 
     def exists(self, keys: Sequence[PageKey]) -> list[bool]:
         """See ``PageTier``. One round trip."""
-        return self._alive(keys) or [False] * len(keys)
+        return [answer is True for answer in self._alive(keys)]
 
     def get(self, keys: Sequence[PageKey], out: Sequence[memoryview]) -> list[Found | None]:
         """See ``PageTier``."""
@@ -70,11 +65,13 @@ class PoolTier(SlottedTier):
         known = self._publications(keys)
         answers: list[Found | str] = ["fingerprint"] * len(keys)
         ours = [place for place, key in enumerate(keys) if key_fingerprint(key) == self._fingerprint]
-        for start in range(0, len(ours), self._request_pages):
-            places = ours[start : start + self._request_pages]
-            values = self._server.ask([("GET", self._name(keys[place])) for place in places], self._read_s)
-            for place, value in zip(places, values or ["unavailable"] * len(places), strict=True):
-                answers[place] = self._accept(keys[place], value, out[place])
+        values = self._server.get(
+            [self._name(keys[place]) for place in ours],
+            [out[place] for place in ours],
+            self.options.read_s.deadline_s(len(ours) * self.page_bytes),
+        )
+        for place, value in zip(ours, values, strict=True):
+            answers[place] = self._accept(keys[place], value, out[place])
         self._settle_reads(keys, answers, known)
         return [answer if isinstance(answer, Found) else None for answer in answers]
 
@@ -84,23 +81,25 @@ class PoolTier(SlottedTier):
         check_buffers(keys, [page.data for page in pages], self.page_bytes)
         known = self._publications(keys)
         alive = self._alive(keys)
-        if alive is None:
-            with self._lock:
-                self._stats.dropped += len(pages)
-            return [False] * len(pages)
         self._touch([key for key, there in zip(keys, alive, strict=True) if there])
-        self._forget_evicted([(key, was) for key, was, there in zip(keys, known, alive, strict=True) if not there])
-        stored = iter(super().put([page for page, there in zip(pages, alive, strict=True) if not there]))
-        return [there or next(stored) for there in alive]
+        self._forget_evicted([(key, was) for key, was, there in zip(keys, known, alive, strict=True) if there is False])
+        fresh = [page for page, there in zip(pages, alive, strict=True) if there is False]
+        lost = sum(there is None for there in alive)
+        if lost:
+            with self._lock:
+                self._stats.dropped += lost
+        stored = iter(super().put(fresh) if fresh else [])
+        return [next(stored) if there is False else there is True for there in alive]
 
     def remove(self, keys: Sequence[PageKey]) -> int:
         """See ``PageTier``. For every client of the server."""
         with self._writing:
             ours = [key for key in keys if key_fingerprint(key) == self._fingerprint]
-            counts = self._server.ask([("UNLINK", self._name(key)) for key in ours])
+            counts = self._server.ask(b"UNLINK", [self._name(key) for key in ours])
             with self._lock:
                 known = [self._table.remove(key) for key in ours]
-                unlinked = [count == 1 for count in counts] if counts is not None else known
+                pairs = zip(counts, known, strict=True)
+                unlinked = [was if count is UNAVAILABLE else count == 1 for count, was in pairs]
                 gone = tuple(key for key, a, b in zip(ours, known, unlinked, strict=True) if a or b)
                 self._tell(PagesRemoved(self.tier, gone) if gone else None)
         self._deliver()
@@ -110,8 +109,8 @@ class PoolTier(SlottedTier):
         """See ``PageTier``. Reads the headers of all that the server holds of this layout, whoever put it."""
         names = self._server.names(self._prefix)
         while batch := list(islice(names, SCAN_NAMES)):
-            heads = self._server.ask([("GETRANGE", name, 0, _HEADER_GUESS_BYTES - 1) for name in batch])
-            for name, head in zip(batch, heads or [], strict=False):
+            heads = self._server.ask(b"GETRANGE", batch, b"0", b"%d" % (_HEADER_GUESS_BYTES - 1))
+            for name, head in zip(batch, heads, strict=True):
                 if isinstance(head, bytes) and (entry := self._entry_of(name, head)) is not None:
                     yield entry
 
@@ -139,43 +138,39 @@ class PoolTier(SlottedTier):
         raise AssertionError("pages are asked of the server by name, never by slot")
 
     def _write(self, pages: Sequence[tuple[int, Page]]) -> list[bool]:
-        written: list[bool] = []
-        for start in range(0, len(pages), self._request_pages):
-            request = [page for _, page in pages[start : start + self._request_pages]]
-            values = [self._value(page, memoryview(row)) for page, row in zip(request, self._values, strict=False)]
-            commands = [("SET", self._name(page.key), value) for page, value in zip(request, values, strict=True)]
-            written += [reply in (True, b"OK") for reply in self._server.ask(commands) or [None] * len(request)]
-        return written
+        names = [self._name(page.key) for _, page in pages]
+        values = [(self._head(page), page.data, 0) for _, page in pages]
+        replies = self._server.set(names, values, self.options.write_s.deadline_s(len(pages) * self.page_bytes))
+        return [reply == b"OK" for reply in replies]
 
     def _record(self, stored: Sequence[tuple[int, Page]], evicted: Sequence[PageKey]) -> bool:
         if evicted:
-            self._server.ask([("UNLINK", self._name(key)) for key in evicted])
+            self._server.ask(b"UNLINK", [self._name(key) for key in evicted])
         return True
 
-    def _value(self, page: Page, buffer: memoryview) -> memoryview | bytes:
-        """Return header and bytes as one value, in ``buffer`` when it is long enough."""
-        header = seal(page.key, PageHeader(page.key, self.page_bytes, page.checksum, page.meta))
-        size = len(header) + self.page_bytes
-        if size > len(buffer):  # a salt or adapter name of more than a thousand characters
-            return header + bytes(page.data)
-        buffer[: len(header)] = header
-        copy_bytes(buffer[len(header) : size], page.data)
-        return buffer[:size]
+    def _head(self, page: Page) -> bytes:
+        return seal(page.key, PageHeader(page.key, self.page_bytes, page.checksum, page.meta))
 
-    def _accept(self, key: PageKey, value: object, out: memoryview) -> Found | str:
-        """Copy a value's page out and return what it is, or why it is refused."""
+    def _accept(self, key: PageKey, value: Value | ErrorReply | Unavailable | None, out: memoryview) -> Found | str:
+        """Return what a value is whose page is in ``out``, or why it is refused."""
         if value is None:
             return "absent"
-        if not isinstance(value, bytes):
-            return "unavailable" if value == "unavailable" else "record"
+        if isinstance(value, Unavailable):
+            return "unavailable"
+        if isinstance(value, ErrorReply):
+            return "record"
+        head: memoryview | bytes = value.head
+        if value.length < self.page_bytes:
+            head = out[: value.length]
+        elif sealed_length(head) > len(head):
+            head = value.head + bytes(out[: sealed_length(head) - len(head)])  # one that was cut
         try:
-            header, start = unseal(key, value, PageHeader)
+            header, start = unseal(key, head, PageHeader)
             verify_header(header, key, self.page_bytes)
-            if len(value) != start + self.page_bytes:
-                return "length"
         except RecordError as error:
             return error.reason
-        copy_bytes(out, memoryview(value)[start:])
+        if value.length != start + self.page_bytes:
+            return "length"
         return Found(header.checksum, header.meta) if checksum(out) == header.checksum else "checksum"
 
     def _settle_reads(
@@ -217,22 +212,22 @@ class PoolTier(SlottedTier):
             self._evicted(gone)
         self._deliver()
 
-    def _alive(self, keys: Sequence[PageKey]) -> list[bool] | None:
-        """Ask the server which pages it has; ``None`` when it does not answer. Foreign pages are not asked for."""
+    def _alive(self, keys: Sequence[PageKey]) -> list[bool | None]:
+        """Ask which pages there are; ``None`` where nobody answers. Foreign pages are not there, and not asked for."""
         ours = [key for key in keys if key_fingerprint(key) == self._fingerprint]
-        replies = self._server.ask([("EXISTS", self._name(key)) for key in ours], self._read_s)
-        if replies is None:
-            return None
-        there = {key for key, reply in zip(ours, replies, strict=True) if reply == 1}
-        return [key in there for key in keys]
+        replies = self._server.ask(
+            b"EXISTS", [self._name(key) for key in ours], deadline_s=self.options.read_s.deadline_s()
+        )
+        there = {key: None if reply is UNAVAILABLE else reply == 1 for key, reply in zip(ours, replies, strict=True)}
+        return [there.get(key, False) for key in keys]
 
     def _entry_of(self, name: bytes, head: bytes) -> tuple[PageKey, PageMeta] | None:
         key = self._key_of(name)
         if key is None:
             return None
         if sealed_length(head) > len(head):
-            replies = self._server.ask([("GETRANGE", name, 0, sealed_length(head) - 1)])
-            head = replies[0] if replies and isinstance(replies[0], bytes) else head
+            (reply,) = self._server.ask(b"GETRANGE", [name], b"0", b"%d" % (sealed_length(head) - 1))
+            head = reply if isinstance(reply, bytes) else head
         try:
             header, _ = unseal(key, head, PageHeader)
             verify_header(header, key, self.page_bytes)

@@ -1,133 +1,185 @@
-"""How the pool tier speaks to its server: pipelines with a deadline, no retries, and a breaker in front."""
+"""How the pool tier speaks to its servers: batches with a deadline, no retries, and breakers in front.
+
+Values go between the sockets and the callers' memory; nothing of a page's size is allocated. A server that does not
+answer in time is out of use at once for everybody, and its keys are ``UNAVAILABLE`` without waiting.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from typing import Final, TypeVar
 
-import redis
-from redis.backoff import NoBackoff
-from redis.cluster import RedisCluster
-from redis.retry import Retry
-
-from kvstore.breaker import Breaker, BreakerOptions
-from kvstore.errors import MediumError
+from kvstore.breaker import Breaker
+from kvstore.tiers.pool_topology import PoolOptions, PoolServers, Server
+from kvstore.tiers.pool_url import parse_pool_url, without_secret
+from kvstore.tiers.resp import Connection, ConnectionFault, ErrorReply, Reply, Value, command
 
 SCAN_NAMES = 256
-_READ_BYTES = 1 << 20  # of one recv: redis-py's 32 KiB would take 23 for a page of 737,280 bytes
-_CLUSTER = "redis+cluster://"
-
-Client = redis.Redis | RedisCluster
-Command = tuple[str | bytes | int | memoryview, ...]
+_MOVED = ("MOVED", "ASK")
+_OF_NO_USE = ("LOADING", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "NOAUTH", "NOPERM", "WRONGPASS", "TRYAGAIN")
 
 
-@dataclass(frozen=True, slots=True)
-class PoolOptions:
-    """Limits of one pool tier."""
+class Unavailable(Enum):
+    """The type of ``UNAVAILABLE``."""
 
-    read_deadline_s: float = 0.25  # of one exists or get, and of the connection
-    write_deadline_s: float = 2.0  # of one put or remove: behind the engine's back
-    request_bytes: int = 8 << 20  # larger answers cost the server fresh memory
-    breaker: BreakerOptions = field(default_factory=BreakerOptions)
+    UNAVAILABLE = "unavailable"
+
+
+UNAVAILABLE: Final = Unavailable.UNAVAILABLE
+"""What stands for an answer that did not come."""
+
+AnswerT = TypeVar("AnswerT")
+Work = Callable[[Connection, Sequence[int], float], list[AnswerT]]
 
 
 class PoolClient:
-    """One server or cluster. Thread-safe; raises nothing once it is made."""
+    """One server, the master that sentinels name, or a cluster. Thread-safe; raises nothing once it is made."""
 
     def __init__(self, url: str, options: PoolOptions) -> None:
-        """Raises ``MediumError`` for a URL that is not one of a server; does not connect yet."""
-        if urlsplit(url).scheme not in ("redis", "rediss", "unix", "redis+cluster"):
-            raise MediumError(f"{_without_secret(url)} is not the URL of a Redis or Valkey server")
-        self._url = url
+        """Raises ``MediumError`` for a URL that is not one of a pool; does not connect yet."""
         self._options = options
-        self._lock = threading.Lock()
-        self._clients: dict[float, Client] = {}
         self._closed = False
-        self.breaker = Breaker(f"pool tier {_without_secret(url)}", self._probe, options.breaker)
+        self._servers = PoolServers(parse_pool_url(url), f"pool tier {without_secret(url)}", options)
+
+    @property
+    def breaker(self) -> Breaker:
+        """The breaker of the only server, or of the cluster's whereabouts."""
+        return self._servers.breaker
 
     @property
     def available(self) -> bool:
         """Whether asking makes sense."""
         return self.breaker.closed and not self._closed
 
-    def ask(self, commands: Sequence[Command], deadline_s: float | None = None) -> list[object] | None:
-        """Send the commands at once and return their replies (an error reply as an exception), or ``None``.
+    def ask(
+        self, verb: bytes, names: Sequence[bytes], *more: bytes, deadline_s: float | None = None
+    ) -> list[Reply | Unavailable]:
+        """Send ``verb name more…`` for each name at once; return the replies."""
 
-        ``None`` means that the server did not answer within the deadline; the breaker is then open.
-        """
-        if not commands or not self.available:
-            return None if commands else []
-        try:
-            pipeline = self._client(deadline_s or self._options.write_deadline_s).pipeline(transaction=False)
-            for command in commands:
-                pipeline.execute_command(*command)
-            replies: list[object] = pipeline.execute(raise_on_error=False)
-        except (redis.RedisError, OSError) as error:
-            self.breaker.trip(str(error) or type(error).__name__)
-            return None
-        for reply in replies:
-            if isinstance(reply, (redis.ConnectionError, redis.TimeoutError)):  # one node of a cluster
-                self.breaker.trip(str(reply) or type(reply).__name__)
-                return None
-        return replies
+        def work(connection: Connection, places: Sequence[int], until_s: float) -> list[Reply]:
+            connection.send([b"".join([command(verb, names[place], *more) for place in places])], until_s)
+            return [connection.reply(until_s) for _ in places]
+
+        return self._route(names, deadline_s or self._options.write_s.deadline_s(), work)
+
+    def get(
+        self, names: Sequence[bytes], bodies: Sequence[memoryview], deadline_s: float
+    ) -> list[Value | ErrorReply | Unavailable | None]:
+        """Read each value so that its last bytes fill the body beside its name; ``None`` for one that is not there."""
+        window = max(1, self._options.request_bytes // max(1, len(bodies[0]) if bodies else 1))
+
+        def work(connection: Connection, places: Sequence[int], until_s: float) -> list[Value | ErrorReply | None]:
+            windows = [places[start : start + window] for start in range(0, len(places), window)]
+            answers: list[Value | ErrorReply | None] = []
+            for number in range(-1, len(windows)):
+                if number + 1 < len(windows):  # asked for while the one before it is read
+                    asked = b"".join([command(b"GET", names[place]) for place in windows[number + 1]])
+                    connection.send([asked], until_s)
+                if number >= 0:
+                    answers += [connection.value_into(bodies[place], until_s) for place in windows[number]]
+            return answers
+
+        return self._route(names, deadline_s, work)
+
+    def set(
+        self, names: Sequence[bytes], values: Sequence[tuple[bytes, memoryview, int]], deadline_s: float
+    ) -> list[Reply | Unavailable]:
+        """Store for each name a head and a body, for so many ms (0: for good); return the replies."""
+
+        def work(connection: Connection, places: Sequence[int], until_s: float) -> list[Reply]:
+            parts: list[bytes | memoryview] = []
+            for place in places:
+                name, (head, body, ttl_ms) = names[place], values[place]
+                size = len(head) + len(body)
+                start = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n%s" % (
+                    5 if ttl_ms else 3,
+                    len(name),
+                    name,
+                    size,
+                    head,
+                )
+                ttl = b"%d" % ttl_ms
+                end = b"\r\n$2\r\nPX\r\n$%d\r\n%s\r\n" % (len(ttl), ttl) if ttl_ms else b"\r\n"
+                parts += [start, body, end]
+            connection.send(parts, until_s)
+            return [connection.reply(until_s) for _ in places]
+
+        return self._route(names, deadline_s, work)
 
     def names(self, prefix: bytes) -> Iterator[bytes]:
-        """Go through the keys that begin so; ends early if the server stops answering."""
-        if not self.available:
+        """Go through the keys that begin so, on every server; ends early where one stops answering."""
+        if not self.available or not self._servers.find(self._options.read_s.deadline_s()):
             return
-        try:
-            yield from self._client(self._options.write_deadline_s).scan_iter(match=prefix + b"*", count=SCAN_NAMES)
-        except (redis.RedisError, OSError) as error:
-            self.breaker.trip(str(error) or type(error).__name__)
+        for server in self._servers.masters():
+            cursor = b"0"
+            while True:
+                words = (b"SCAN", cursor, b"MATCH", prefix + b"*", b"COUNT", b"%d" % SCAN_NAMES)
+                answer = self._call(server, words)
+                match answer:
+                    case [bytes(following), list(found)]:
+                        cursor = following
+                        yield from (name for name in found if isinstance(name, bytes))
+                    case _:
+                        break
+                if cursor == b"0":
+                    break
 
     def close(self) -> None:
-        """Close every connection. Idempotent."""
+        """Close every connection that is not in use. Idempotent."""
         self._closed = True
-        self.breaker.stop()
-        with self._lock:
-            clients, self._clients = list(self._clients.values()), {}
-        for client in clients:
-            client.close()
+        self._servers.close()
 
-    def _probe(self) -> bool:
+    def _call(self, server: Server, words: tuple[bytes, ...]) -> Reply:
+        if not server.breaker.closed or self._closed:
+            return None
         try:
-            return bool(self._client(self._options.read_deadline_s).ping())
-        except (redis.RedisError, OSError):
-            return False
+            return server.call(*words, deadline_s=self._options.write_s.deadline_s())
+        except ConnectionFault as fault:
+            server.breaker.trip(str(fault))
+            return None
 
-    def _client(self, deadline_s: float) -> Client:
-        """Return the client whose every wait ends after ``deadline_s``, connecting a cluster's first time."""
-        with self._lock:
-            client = self._clients.get(deadline_s)
-        if client is None:
-            client = _connect(self._url, deadline_s, self._options.read_deadline_s)
-            with self._lock:
-                client = self._clients.setdefault(deadline_s, client)
-        return client
+    def _route(self, names: Sequence[bytes], deadline_s: float, work: Work[AnswerT]) -> list[AnswerT | Unavailable]:
+        """Let the server of each name do its part of the work; what has moved is asked of its new server, once."""
+        answers: list[AnswerT | Unavailable] = [UNAVAILABLE] * len(names)
+        if not names or not self.available or not self._servers.find(deadline_s):
+            return answers
+        places: Sequence[int] = range(len(names))
+        for _ in range(2):
+            for server, group in self._servers.group(names, places).items():
+                done = self._on(server, group, deadline_s, work)
+                for place, answer in zip(group, done or [], strict=False):
+                    answers[place] = answer
+            places = [place for place in places if _code(answers[place]) in _MOVED]
+            if not places or not self._servers.refresh(deadline_s):
+                break
+        for place in places:
+            answers[place] = UNAVAILABLE if _code(answers[place]) in _MOVED else answers[place]
+        return answers
+
+    def _on(
+        self, server: Server, places: Sequence[int], deadline_s: float, work: Work[AnswerT]
+    ) -> list[AnswerT | Unavailable] | None:
+        """Work on a connection of one server. One on which anything went wrong, or was cut short, is closed."""
+        if not server.breaker.closed:
+            return None
+        try:
+            connection = server.take(deadline_s)
+            try:
+                answers = work(connection, places, deadline_s)
+            except BaseException:
+                connection.close()
+                raise
+        except ConnectionFault as fault:
+            server.breaker.trip(str(fault))
+            return None
+        server.give(connection)
+        refused = next((answer for answer in answers if _code(answer) in _OF_NO_USE), None)
+        if isinstance(refused, ErrorReply):
+            server.breaker.trip(f"it says {refused.message}")
+            return [UNAVAILABLE if _code(answer) in _OF_NO_USE else answer for answer in answers]
+        return list(answers)
 
 
-def _connect(url: str, deadline_s: float, connect_s: float) -> Client:
-    """Return a client that never retries: a deadline that is missed once is not missed ten times."""
-    if url.startswith(_CLUSTER):
-        return RedisCluster.from_url(
-            "redis://" + url.removeprefix(_CLUSTER),
-            socket_timeout=deadline_s,
-            socket_connect_timeout=connect_s,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-        )
-    return redis.Redis.from_url(
-        url,
-        socket_timeout=deadline_s,
-        socket_connect_timeout=connect_s,
-        socket_read_size=_READ_BYTES,
-        retry=Retry(NoBackoff(), 0),
-        protocol=2,
-    )
-
-
-def _without_secret(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+def _code(answer: object) -> str:
+    return answer.code if isinstance(answer, ErrorReply) else ""

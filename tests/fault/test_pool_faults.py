@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +20,13 @@ import redis
 from gateway.pool import keep_alive, own_pool
 from kvstore import codec
 from kvstore.breaker import BreakerOptions
+from kvstore.deadline import Allowance
 from kvstore.errors import MediumError
 from kvstore.page import PageKey
 from kvstore.tiers.base import PagesRemoved, TierChange
 from kvstore.tiers.pool import PoolTier
-from kvstore.tiers.pool_client import Command, PoolOptions
 from kvstore.tiers.pool_server import PoolServer
+from kvstore.tiers.pool_topology import PoolOptions
 from tests.samples.pages import LAYOUT, buffers, chain, page, page_data, strangers
 
 PAGES = chain(4)
@@ -33,7 +34,7 @@ KEYS = [key for key, _ in PAGES]
 RIGHT = [page_data(key) for key in KEYS]
 PATIENT = BreakerOptions(first_probe_s=3600.0)
 EAGER = BreakerOptions(first_probe_s=0.01, longest_probe_s=0.05)
-SHORT = PoolOptions(read_deadline_s=0.25, write_deadline_s=0.5, breaker=EAGER)
+SHORT = PoolOptions(read_s=Allowance(0.25), write_s=Allowance(0.5), breaker=EAGER)
 
 
 @pytest.fixture
@@ -67,7 +68,8 @@ def refuse_to_connect(tier: PoolTier, monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(deadline_s: float) -> None:
         raise AssertionError("the server was asked while out of use")
 
-    monkeypatch.setattr(tier._server, "_client", asked)
+    for server in tier._server._servers.masters():
+        monkeypatch.setattr(server, "take", asked)
 
 
 def test_two_engines_share_their_pages(server: PoolServer) -> None:
@@ -279,15 +281,15 @@ def test_a_page_that_is_put_while_another_reader_misses_it_stays_in_the_accounts
     tier = open_tier(server.url)
     tier.put([page(PAGES[0])])
     client.delete(name_of(client, KEYS[0]))
-    ask = tier._server.ask
+    get = tier._server.get
 
-    def ask_and_be_overtaken(commands: Sequence[Command], deadline_s: float | None = None) -> list[object] | None:
-        replies = ask(commands, deadline_s)
+    def get_and_be_overtaken(*arguments: object) -> list[object]:
+        replies = get(*arguments)
         monkeypatch.undo()
         assert tier.put([page(PAGES[0])]) == [True]
         return replies
 
-    monkeypatch.setattr(tier._server, "ask", ask_and_be_overtaken)
+    monkeypatch.setattr(tier._server, "get", get_and_be_overtaken)
     assert reads(tier, KEYS[:1]) == [None]
     assert tier.stats().used_bytes == LAYOUT.page_bytes
     assert reads(tier, KEYS[:1]) == RIGHT[:1]
