@@ -16,7 +16,7 @@ from gateway.fleet import Fleet, Instance
 from gateway.prompts import Prompt
 from gateway.protocols.base import Ask
 from gateway.residency import Watch, watch_events, watch_prediction
-from gateway.routing import InstanceView, Policy, Reservation, decide, usable_hits
+from gateway.routing import NO_HITS, InstanceView, Policy, Reservation, decide, usable_hits
 from radix_index.base import InstanceMatch, Knowledge, PrefixIndex
 from tracing.record import Decision
 
@@ -28,8 +28,6 @@ EVENTS_LAG_S = 2.0
 
 Later = Callable[[float, Callable[[], None]], object]
 """Calls a function after so many seconds, as ``loop.call_later`` does."""
-
-_NO_HITS = (0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +122,16 @@ class Dispatcher:
         views = []
         for instance in instances:
             match = matches.get(instance.id)
-            hits, pending = _NO_HITS, 0
+            hits, pending = NO_HITS, 0
             if match is not None:
                 size = sizes[instance.id]
-                device, *slower = match.tier_blocks
+                blocks = match.tier_blocks
                 if instance.predicted is not None and prompt is not None:
-                    device += instance.predicted.tail_blocks(prompt.hashes[size], match.blocks)
-                hits = usable_hits((device, *slower), size, tokens)
-                pending = min(match.pending_blocks * size, max((tokens - 1) // size * size - sum(hits), 0))
+                    tail = instance.predicted.tail_blocks(prompt.hashes[size], match.blocks)
+                    blocks = (blocks[0] + tail, *blocks[1:])
+                hits = usable_hits(blocks, size, tokens)
+                if match.pending_blocks:
+                    pending = min(match.pending_blocks * size, max((tokens - 1) // size * size - sum(hits), 0))
             views.append(
                 InstanceView(
                     instance=instance.id,

@@ -17,9 +17,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import msgspec
+
 from kvstore.page import Tier
 from tracing.record import Candidate, Decision
 
+NO_HITS = (0, 0, 0, 0)
 _NANO = 1_000_000_000
 _LEARNING_WEIGHT = 0.2
 _LEAST_LEARNED_TOKENS = 64
@@ -50,8 +53,7 @@ class Rates:
         return replace(self, prefill=self.prefill * (1 - _LEARNING_WEIGHT) + sample * _LEARNING_WEIGHT)
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceView:
+class InstanceView(msgspec.Struct, frozen=True):  # made for every instance at every decision: a dataclass costs tenfold
     """One instance at the moment of a decision. ``hit_tokens``: device, host, disk, pool.
 
     ``pending_tokens``: what requests already routed there bring beyond these hits, computed or told of any moment now.
@@ -74,7 +76,8 @@ class InstanceView:
     def expected_ttft_s(self, prompt_tokens: int) -> float:
         """Return the score: see the module."""
         computed = self.queued_tokens + self.fresh_tokens(prompt_tokens)
-        return computed / self.rates.prefill + self.rates.fetch_s(self.hit_tokens)
+        fetch_s = 0.0 if self.hit_tokens == NO_HITS else self.rates.fetch_s(self.hit_tokens)
+        return computed / self.rates.prefill + fetch_s
 
 
 class Policy(Protocol):
@@ -84,8 +87,8 @@ class Policy(Protocol):
     def name(self) -> str:
         """What the settings call it."""
 
-    def scores(self, views: Sequence[InstanceView], prompt_tokens: int) -> list[float]:
-        """Return one number for each view; the smallest wins."""
+    def scores(self, views: Sequence[InstanceView], expected_ttft_s: Sequence[float]) -> Sequence[float]:
+        """Return one number for each view, whose expected time to the first token is given; the smallest wins."""
 
 
 class ExpectedTtft:
@@ -93,9 +96,9 @@ class ExpectedTtft:
 
     name = "expected-ttft"
 
-    def scores(self, views: Sequence[InstanceView], prompt_tokens: int) -> list[float]:
+    def scores(self, views: Sequence[InstanceView], expected_ttft_s: Sequence[float]) -> Sequence[float]:
         """Return seconds."""
-        return [view.expected_ttft_s(prompt_tokens) for view in views]
+        return expected_ttft_s
 
 
 class FewestRequests:
@@ -103,7 +106,7 @@ class FewestRequests:
 
     name = "fewest-requests"
 
-    def scores(self, views: Sequence[InstanceView], prompt_tokens: int) -> list[float]:
+    def scores(self, views: Sequence[InstanceView], expected_ttft_s: Sequence[float]) -> Sequence[float]:
         """Return counts."""
         return [float(view.running) for view in views]
 
@@ -116,7 +119,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._turn = 0
 
-    def scores(self, views: Sequence[InstanceView], prompt_tokens: int) -> list[float]:
+    def scores(self, views: Sequence[InstanceView], expected_ttft_s: Sequence[float]) -> Sequence[float]:
         """Return distances from whose turn it is."""
         order = sorted(range(len(views)), key=lambda position: views[position].instance)
         start, self._turn = self._turn % len(views), self._turn + 1
@@ -140,16 +143,17 @@ def decide(
 
     ``hashed``: the hits come from the prompt's token ids. The decision shows every view, unhealthy ones included.
     """
-    able = [view for view in views if view.healthy and view.instance not in without]
+    expected = [view.expected_ttft_s(prompt_tokens) for view in views]
+    able = [at for at, view in enumerate(views) if view.healthy and view.instance not in without]
     if not able:
         return None
-    scores = policy.scores(able, prompt_tokens)
+    scores = policy.scores([views[at] for at in able], [expected[at] for at in able])
     least = min(scores)
-    chosen = chance.choice([view for view, score in zip(able, scores, strict=True) if score == least])
+    chosen = views[chance.choice([at for at, score in zip(able, scores, strict=True) if score == least])]
     return Decision(
         policy=policy.name,
         instance=chosen.instance,
-        candidates=tuple(_candidate(view, prompt_tokens) for view in views),
+        candidates=tuple(map(_candidate, views, expected)),
         predicted_hit_tokens=sum(chosen.hit_tokens),
         exact=hashed and chosen.exact,
     )
@@ -161,6 +165,8 @@ def usable_hits(tier_blocks: Sequence[int], block_size: int, prompt_tokens: int)
     An engine computes at least the last prompt token, so a match of the whole prompt loses its last block; slower tiers
     lose first, since nobody knows the order of tiers along the run.
     """
+    if not any(tier_blocks):
+        return NO_HITS
     left = max(prompt_tokens - 1, 0) // block_size
     taken = []
     for blocks in tier_blocks:
@@ -170,14 +176,8 @@ def usable_hits(tier_blocks: Sequence[int], block_size: int, prompt_tokens: int)
     return device, host, disk, pool
 
 
-def _candidate(view: InstanceView, prompt_tokens: int) -> Candidate:
-    return Candidate(
-        instance=view.instance,
-        hit_tokens=view.hit_tokens,
-        queued_tokens=view.queued_tokens,
-        expected_ttft_ns=int(view.expected_ttft_s(prompt_tokens) * _NANO),
-        healthy=view.healthy,
-    )
+def _candidate(view: InstanceView, expected_ttft_s: float) -> Candidate:
+    return Candidate(view.instance, view.hit_tokens, view.queued_tokens, int(expected_ttft_s * _NANO), view.healthy)
 
 
 class Load:

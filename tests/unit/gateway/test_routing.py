@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gateway.routing import (
     ExpectedTtft,
@@ -25,7 +26,7 @@ _RATES = Rates(prefill=1000.0, host=100_000.0, disk=10_000.0, pool=5_000.0)
 def _view(
     instance: str, hits: tuple[int, int, int, int] = (0, 0, 0, 0), queued: int = 0, **more: object
 ) -> InstanceView:
-    return replace(InstanceView(instance, hits, queued, running=0, rates=_RATES), **more)  # type: ignore[arg-type]
+    return InstanceView(instance, hits, queued, **{"running": 0, "rates": _RATES, **more})  # type: ignore[arg-type]
 
 
 def _chosen(*views: InstanceView, prompt: int = 4000) -> str | None:
@@ -36,8 +37,8 @@ def _chosen(*views: InstanceView, prompt: int = 4000) -> str | None:
 def test_the_warm_instance_wins_while_waiting_costs_less_than_computing() -> None:
     warm = _view("warm", (3200, 0, 0, 0))
     assert _chosen(warm, _view("cold")) == "warm"
-    assert _chosen(replace(warm, queued_tokens=3000), _view("cold")) == "warm"
-    assert _chosen(replace(warm, queued_tokens=3400), _view("cold")) == "cold"
+    assert _chosen(structs.replace(warm, queued_tokens=3000), _view("cold")) == "warm"
+    assert _chosen(structs.replace(warm, queued_tokens=3400), _view("cold")) == "cold"
 
 
 def test_a_faster_tier_wins_and_a_slow_one_still_beats_computing() -> None:
@@ -49,7 +50,7 @@ def test_a_faster_tier_wins_and_a_slow_one_still_beats_computing() -> None:
     assert _chosen(pool, host, device) == "device"
     assert _chosen(pool, host) == "host"
     assert _chosen(pool, _view("cold")) == "pool"
-    slow = replace(pool, rates=replace(_RATES, pool=500.0))
+    slow = structs.replace(pool, rates=replace(_RATES, pool=500.0))
     assert _chosen(slow, _view("cold")) == "cold"
 
 
@@ -127,12 +128,12 @@ def test_rates_follow_what_is_observed_and_ignore_what_says_nothing() -> None:
 
 def test_what_is_on_its_way_counts_as_there_and_its_queue_is_waited_for() -> None:
     """A second request on a cold prefix joins the first while its queue costs less than computing it elsewhere."""
-    joined = replace(_view("a", queued=1000), pending_tokens=960)
+    joined = structs.replace(_view("a", queued=1000), pending_tokens=960)
     assert joined.expected_ttft_s(1000) == pytest.approx(1040 / _RATES.prefill)
     decision = decide([joined, _view("b", queued=100)], 1000, ExpectedTtft(), random.Random(0))
     assert decision is not None
     assert (decision.instance, decision.predicted_hit_tokens) == ("a", 0), "what is on its way is not claimed"
-    busier = replace(joined, queued_tokens=1200)
+    busier = structs.replace(joined, queued_tokens=1200)
     decision = decide([busier, _view("b", queued=100)], 1000, ExpectedTtft(), random.Random(0))
     assert decision is not None
     assert (decision.instance, decision.predicted_hit_tokens) == ("b", 0)
