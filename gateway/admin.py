@@ -143,6 +143,7 @@ def instance_facts(instance: Instance) -> dict[str, object]:
         "running": instance.load.running,
         "queued_tokens": instance.load.queued_tokens,
         "events": None if knowledge is None else knowledge.value,
+        "next_event_batch": None if instance.feed is None else instance.feed.next_sequence,
         "predicted": None
         if predicted is None
         else {

@@ -21,8 +21,8 @@ expected to find as many blocks beyond that end as the answer filled. Such a *ta
 error; it is never in the index, and its absence says nothing of evictions.
 
 Prompts that are known by their text only (``is_approximate``) have hashes of chunks that are about a block long. The
-engine's counts are scaled to chunks by the prompt's two lengths, what differs by up to a quarter corrects nothing, and
-their errors are counted apart.
+engine's counts are scaled to chunks by the prompt's two lengths, a block too few or too many is no error, what differs
+by up to a quarter corrects nothing, and their errors are counted apart.
 """
 
 from __future__ import annotations
@@ -64,17 +64,20 @@ class PredictionStats:
         """The share of answers whose cached blocks were predicted exactly."""
         return self.exact / self.answers if self.answers else 0.0
 
-    def count(self, predicted_blocks: int, cached_tokens: int, block_size: int, most_blocks: int) -> None:
-        """Take in one answer to a prompt of ``most_blocks`` full blocks."""
+    def count(
+        self, predicted_blocks: int, cached_tokens: int, block_size: int, most_blocks: int, *, slack_blocks: int = 0
+    ) -> None:
+        """Take in one answer to a prompt of ``most_blocks`` full blocks; a difference of ``slack_blocks`` is none."""
         reported = min(cached_tokens // block_size, most_blocks)
+        is_exact = abs(predicted_blocks - reported) <= slack_blocks
         # Tokens beyond the last full block are nobody's mistake.
-        error = 0 if predicted_blocks == reported else predicted_blocks * block_size - cached_tokens
+        error = 0 if is_exact else predicted_blocks * block_size - cached_tokens
         self.answers += 1
-        self.exact += predicted_blocks == reported
+        self.exact += is_exact
         self.error_tokens += error
         self.absolute_error_tokens += abs(error)
-        self.shortened += reported < predicted_blocks
-        self.extended += reported > predicted_blocks
+        self.shortened += error > 0
+        self.extended += error < 0
 
 
 @dataclass(slots=True)
@@ -194,7 +197,8 @@ class PredictedResidency:
         predicted = min(expectation.blocks + expectation.tail_blocks, usable)
         known = max(predicted, min(expectation.known_blocks, usable))
         stats = self.approximate_stats if expectation.is_approximate else self.stats
-        stats.count(predicted, cached_tokens, self.block_size, len(expectation.hashes))
+        slack = int(expectation.is_approximate)  # the ends of chunks and of blocks do not line up
+        stats.count(predicted, cached_tokens, self.block_size, len(expectation.hashes), slack_blocks=slack)
         reported = min(cached_tokens // self.block_size, len(expectation.hashes))
         if reported < resident - expectation.tolerance_blocks:
             self._shorten(expectation, reported)
