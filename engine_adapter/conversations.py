@@ -16,15 +16,11 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
+from engine_adapter.echoes import Past
+from engine_adapter.ids import Hashes, HashKey, Ids, JoinedIds
 from engine_adapter.resumption import LoopState
-
-Ids: TypeAlias = npt.NDArray[np.uint32]
-Hashes: TypeAlias = npt.NDArray[np.uint64]
-HashKey: TypeAlias = tuple[int, int]
-"""A chain's seed and its block size."""
 
 MAX_POINTS = 32
 """Places in one conversation from which a later request can go on; the oldest is forgotten first."""
@@ -49,27 +45,6 @@ _of_thread = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
-class JoinedIds:
-    """Ids in two pieces: those that a memo holds, and the ones behind them. To join long ones takes time."""
-
-    known: Ids
-    new: Ids
-
-    def __len__(self) -> int:
-        return len(self.known) + len(self.new)
-
-    def behind(self, start: int) -> Ids:
-        """Return the ids from ``start`` on."""
-        if start >= len(self.known):
-            return self.new[start - len(self.known) :]
-        return np.concatenate([self.known[start:], self.new])
-
-    def up_to(self, end: int) -> JoinedIds:
-        """Return the first ``end`` ids, which include all that are known."""
-        return JoinedIds(self.known, self.new[: end - len(self.known)])
-
-
-@dataclass(frozen=True, slots=True)
 class Point:
     """A place behind a conversation's message from which a longer one goes on."""
 
@@ -83,6 +58,8 @@ class Point:
     """Rendered text behind the seal: it is encoded together with what follows."""
     has_markers: bool
     """Something up to here spells a control token."""
+    past: Past
+    """What the ids hold of the answers up to here."""
 
 
 @dataclass(frozen=True, slots=True)

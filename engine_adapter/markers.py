@@ -34,7 +34,9 @@ class Markers:
         self.tokens = frozenset(texts)
         self.splitter = re.compile("(" + "|".join(map(re.escape, texts)) + ")") if texts else _NEVER
         self._any = _Finder(texts)
-        self._untrusted_in_answers = _Finder([t for t in texts if control_tokens[t] or not _PLAIN_TAG.fullmatch(t)])
+        self.steering = [t for t in texts if control_tokens[t] or not _PLAIN_TAG.fullmatch(t)]
+        """Those that an answer may not spell either."""
+        self._untrusted_in_answers = _Finder(self.steering)
 
     def guard(self, messages: Sequence[Mapping[str, object]], mark: str) -> list[dict[str, object]]:
         """Return the messages with every control token in them guarded by ``mark``."""

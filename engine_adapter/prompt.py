@@ -8,13 +8,14 @@ begins with is not done again: see ``conversations`` and ``resumption``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from engine_adapter.answers import NO_ECHO, Answers, Echo
 from engine_adapter.conversations import (
     MAX_POINTS,
     Content,
@@ -22,15 +23,13 @@ from engine_adapter.conversations import (
     ConversationMemo,
     ConversationStats,
     Growth,
-    Hashes,
-    HashKey,
-    Ids,
-    JoinedIds,
     Known,
     Point,
     Wire,
     scope_of,
 )
+from engine_adapter.echoes import NO_PAST, PREFIX_CHAIN, Past, Voice, prompt_digest, with_answers
+from engine_adapter.ids import Hashes, HashKey, Ids, JoinedIds
 from engine_adapter.markers import Markers, contains_any, unused_marks
 from engine_adapter.messages import check_messages, check_tools, for_model_template, tag_end, up_to_tag
 from engine_adapter.model_templates import DEFAULT_TEMPLATE, TemplateChoice, choose_template, read_json, stop_tokens
@@ -74,6 +73,12 @@ class EncodedPrompt:
     hashes: Mapping[int, Hashes]
     has_markers: bool
     """Something in the messages or tools spells a control token; another encoder may take it for one."""
+    echo: Echo = NO_ECHO
+    holds_kept: bool = False
+    """Some ids are those of answers as they were generated: only who is given the ids makes these of the messages."""
+    scope: bytes | None = None
+    """What the prompt depends on beside its messages; ``None`` where answers to it cannot be remembered."""
+    prefix_chain: Hashes | None = None
 
     def __len__(self) -> int:
         return len(self.joined)
@@ -82,6 +87,10 @@ class EncodedPrompt:
     def ids(self) -> Ids:
         """All ids, joined when asked for."""
         return self.joined.behind(0)
+
+    def digest(self) -> int | None:
+        """Return what an ``Answer`` to this prompt must name it by; ``None`` where it was made without ``answers``."""
+        return None if self.prefix_chain is None else prompt_digest(self.joined, self.prefix_chain)
 
 
 class PromptEncoder:
@@ -106,6 +115,8 @@ class PromptEncoder:
         written = choice.template.literal_text() + "\0" + choice.tool_template.literal_text()
         self._markers = Markers(control_tokens(tokenizer, written))
         self._segments = SegmentEncoder(tokenizer, self._markers, memo_bytes=memo_bytes)
+        steering = frozenset(i for text in self._markers.steering if (i := tokenizer.token_to_id(text)) is not None)
+        self._voice = Voice(self._decode, stop_token_ids, steering - stop_token_ids)
         self._conversations = ConversationMemo(conversation_bytes)
         self._text_prefix, self._text_suffix = _text_frame(tokenizer)
 
@@ -161,16 +172,18 @@ class PromptEncoder:
         block_sizes: Iterable[int] = (),
         options: PromptOptions | None = None,
         wire: Wire | None = None,
+        answers: Answers | None = None,
     ) -> EncodedPrompt:
         """Return the chat's ids and their routing hashes under ``seed``.
 
-        ``wire``: where ``messages`` were read from, if they still are what stands there. Raises ``PromptError`` for a
-        bad role, malformed content, or what the template refuses. Costs O(new text) for a conversation that goes on
-        from a known one, beside comparing the old text at memory's speed (and, without ``wire``, serializing it: about
-        0.5 µs a kB); O(text) for others, less the encoding of segments that are known.
+        ``wire``: where ``messages`` were read from, if they still are what stands there. ``answers``: what is known of
+        answers that the messages may quote; their ids are put in where they belong (see ``echoes``). Raises
+        ``PromptError`` for a bad role, malformed content, or what the template refuses. Costs O(new text) for a
+        conversation that goes on from a known one, beside comparing the old text at memory's speed (and, without
+        ``wire``, serializing it: about 0.5 µs a kB); O(text) for others, less the encoding of segments that are known.
         """
         options = options or PromptOptions()
-        scope = _scope(messages, tools, options)
+        scope = _scope(messages, tools, options, answers)
         known, content = self._find(messages, scope, wire)
         guarded = self._prepare_more(messages, known) if known is not None else None
         if known is None or guarded is None:
@@ -178,15 +191,26 @@ class PromptEncoder:
         rendered = self._render(guarded, known.point.state if known is not None else None, options)
         base = known if rendered.resumed else None
         tokens = self._encode(rendered, guarded, base)
+        echoes = answers is not None and scope is not None
+        if answers is not None and scope is not None:
+            tokens = self._with_answers(tokens, messages, answers, scope, rendered.state, base)
         old = base.conversation.hashes if base is not None else {}
-        hashes = {size: _chain(tokens, seed, size, old.get((seed, size))) for size in set(block_sizes)}
+        keys = {(seed, size) for size in block_sizes} | ({PREFIX_CHAIN} if echoes else set())
+        chains = {key: _chain(tokens, *key, old.get(key)) for key in keys}
         if scope is not None and rendered.state is not None and (base is None or base.point.messages < len(messages)):
             added = content or (Growth.of(scope, known, messages) if known is not None else Content.of(messages, scope))
             if added is not None:
-                chains = {**old, **{(seed, size): chain for size, chain in hashes.items()}}
-                grown = _grown(added.length, guarded, rendered.state, tokens, chains, base)
+                grown = _grown(added.length, guarded, rendered.state, tokens, {**old, **chains}, base)
                 self._conversations.keep(added, grown, tokens.ids.up_to(tokens.sealed), known, wire)
-        return EncodedPrompt(tokens.ids, hashes, tokens.has_markers)
+        return EncodedPrompt(
+            tokens.ids,
+            {size: chain for (at_seed, size), chain in chains.items() if at_seed == seed},
+            tokens.has_markers,
+            tokens.echo,
+            tokens.holds_kept,
+            scope if echoes else None,
+            chains.get(PREFIX_CHAIN),
+        )
 
     def _find(
         self, messages: Sequence[Mapping[str, object]], scope: bytes | None, wire: Wire | None
@@ -203,6 +227,10 @@ class PromptEncoder:
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of a raw prompt as the model's tokenizer makes them: control tokens in it count as such."""
         return self._text_prefix + self._segments.encode(text) + self._text_suffix
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
+        return text
 
     def memo_stats(self) -> MemoStats:
         """Return the counters of the memo of segments."""
@@ -286,6 +314,38 @@ class PromptEncoder:
             marked_settled or guarded.guard in rendering.rest,
         )
 
+    def _with_answers(
+        self,
+        tokens: _Tokens,
+        messages: Sequence[Mapping[str, object]],
+        answers: Answers,
+        scope: bytes,
+        state: LoopState | None,
+        base: Known | None,
+    ) -> _Tokens:
+        """Put generated ids in the place of those that rendering made of quoted answers."""
+        known = tokens.ids.known
+        echoed = with_answers(
+            tokens.ids.new,
+            known=known,
+            chain=base.conversation.hashes.get(PREFIX_CHAIN) if base is not None else None,
+            messages=messages,
+            answers=answers,
+            scope=scope,
+            past=base.point.past if base is not None else NO_PAST,
+            sealed=tokens.sealed - len(known),
+            settled_messages=state.position if state is not None else 0,
+            voice=self._voice,
+        )
+        return replace(
+            tokens,
+            ids=JoinedIds(known, echoed.ids),
+            sealed=len(known) + echoed.sealed,
+            echo=echoed.echo,
+            past=echoed.past,
+            holds_kept=echoed.holds_kept,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Guarded:
@@ -309,17 +369,25 @@ class _Tokens:
     open_text: str
     has_settled_markers: bool
     has_markers: bool
+    echo: Echo = NO_ECHO
+    past: Past = NO_PAST
+    holds_kept: bool = False
 
 
 def _scope(
     messages: Sequence[Mapping[str, object]],
     tools: Sequence[Mapping[str, object]] | None,
     options: PromptOptions,
+    answers: Answers | None,
 ) -> bytes | None:
-    """Return what the conversation is remembered under; ``None`` where it is not."""
+    """Return what the conversation is remembered under; ``None`` where it is not.
+
+    Prompts that may hold an owner's generated ids are that owner's.
+    """
     if options.continue_final_message or not messages:
         return None
-    return scope_of(tools, options.add_generation_prompt, options.variables)
+    owner = answers.owner if answers is not None else None
+    return scope_of(tools, options.add_generation_prompt, options.variables, owner)
 
 
 def _chain(tokens: _Tokens, seed: int, size: int, old: Hashes | None) -> Hashes:
@@ -348,6 +416,7 @@ def _grown(
         tokens.seal,
         tokens.open_text,
         tokens.has_settled_markers,
+        tokens.past,
     )
     earlier = base.conversation.points if base is not None and base.ends_there() else ()
     newest = list(hashes.items())[-_MAX_CHAINS:]

@@ -13,7 +13,6 @@ import random
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +21,8 @@ from tokenizers import Tokenizer
 from engine_adapter.messages import for_model_template
 from engine_adapter.model_templates import NAMED_FOR, choose_template
 from engine_adapter.prompt import PromptEncoder, PromptError, PromptOptions
-from tests.model_tokenizers import NotFetched, tokenizer_folder
 from tests.samples.chats import TOOLS, call, conversation, text
+from tests.samples.encoders import encoder_of, folder_of
 
 pytestmark = pytest.mark.model
 
@@ -39,18 +38,6 @@ NAMED = {
 }
 CHATS = int(os.environ.get("KEEPWARM_CORPUS", "60"))
 EVERY_TEMPLATE = [(name, "model") for name in HUGGING_FACE] + [*NAMED.items()]
-
-
-def folder_of(name: str) -> Path:
-    try:
-        return tokenizer_folder(name)
-    except NotFetched as error:
-        pytest.skip(str(error))
-
-
-@cache
-def encoder_of(name: str, template: str) -> PromptEncoder:
-    return PromptEncoder.load(folder_of(name), template=template)
 
 
 @cache
