@@ -12,17 +12,22 @@ DAY_SECONDS = 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class CalendarWindow:
-    """Hours of chosen weekdays in one time zone, but not on holidays. Hours are [start, end) in seconds of the day."""
+    """Hours of chosen weekdays in one time zone, but not on holidays. Hours are [start, end) in seconds of the day.
+
+    ``workdays`` count whatever their weekday; a date that is a holiday as well does not.
+    """
 
     zone: ZoneInfo
     weekdays: frozenset[int]  # 0 = Monday
     hours: tuple[tuple[int, int], ...]
     holidays: frozenset[date] = frozenset()
+    workdays: frozenset[date] = frozenset()
 
     def covers(self, at_ns: int) -> bool:
         """Tell whether the instant (ns since the epoch) lies in the window, by the wall clock of its zone."""
         local = datetime.fromtimestamp(at_ns // 1_000_000_000, self.zone)
-        if local.weekday() not in self.weekdays or local.date() in self.holidays:
+        day = local.date()
+        if (local.weekday() not in self.weekdays and day not in self.workdays) or day in self.holidays:
             return False
         second = local.hour * 3600 + local.minute * 60 + local.second
         return any(start <= second < end for start, end in self.hours)

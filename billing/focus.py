@@ -20,6 +20,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import TextIO
 
+from billing.credits import CREDIT_CLASSES
 from billing.errors import ReportError
 from billing.prices import PriceBook
 from billing.rates import RATE_PER_NANO, NoPrice, RateCard
@@ -43,8 +44,12 @@ METERS: dict[str, str] = {
     "reasoning": "Output reasoning",
     "request": "Requests",
     "minimum": "Minimum per request",
+    "storage": "Cache storage",
+    "allowance": "Free allowance",
+    "lost_hits": "Credit for lost cache hits",
 }
-CHARGE_CATEGORIES = ("Usage", "Adjustment")
+CHARGE_CATEGORIES = ("Usage", "Adjustment", "Credit")
+_ADJUSTMENTS = ("minimum",)
 #: Columns that the validator wants to see and that say nothing here.
 _EMPTY = (
     "AvailabilityZone",
@@ -240,9 +245,10 @@ def _price(price: Decimal | None) -> str:
 
 
 def _line(key: _Key, sums: _Sum, currency: str, options: FocusOptions) -> dict[str, str]:
-    is_minimum = key.token_class == "minimum"
+    credits = key.token_class in CREDIT_CLASSES
+    is_money = credits or key.token_class in _ADJUSTMENTS  # an amount that is no price of a quantity
     unit = "Requests" if key.token_class == "request" else "Tokens"
-    quantity = "" if is_minimum else f"{sums.quantity}.0"  # the validator takes a whole number for no decimal
+    quantity = "" if is_money else f"{sums.quantity}.0"  # the validator takes a whole number for no decimal
     billed, listed = format_money(sums.billed_nano), format_money(sums.list_nano)
     price, list_price = _price(sums.unit_price), _price(sums.list_unit_price)
     meter, region = METERS[key.token_class], key.region or options.region
@@ -256,27 +262,27 @@ def _line(key: _Key, sums: _Sum, currency: str, options: FocusOptions) -> dict[s
         "BillingCurrency": currency,
         "BillingPeriodStart": start,
         "BillingPeriodEnd": end,
-        "ChargeCategory": CHARGE_CATEGORIES[is_minimum],
-        "ChargeClass": "Correction" if key.is_correction else "",
+        "ChargeCategory": "Credit" if credits else "Adjustment" if is_money else "Usage",
+        "ChargeClass": "Correction" if key.is_correction and not credits else "",
         "ChargeDescription": f"{key.model} {meter}",
         "ChargeFrequency": "Usage-Based",
         "ChargePeriodStart": _instant(key.hour),
         "ChargePeriodEnd": _instant(key.hour + 1),
         "ConsumedQuantity": quantity,
-        "ConsumedUnit": "" if is_minimum else unit,
+        "ConsumedUnit": "" if is_money else unit,
         "ContractedCost": billed,
         "ContractedUnitPrice": price,
         "EffectiveCost": billed,
         "InvoiceIssuerName": options.issuer,
         "ListCost": listed,
         "ListUnitPrice": list_price,
-        "PricingCategory": "" if is_minimum else "Standard",
+        "PricingCategory": "" if is_money else "Standard",
         "PricingCurrency": currency,
         "PricingCurrencyContractedUnitPrice": price,
         "PricingCurrencyEffectiveCost": billed,
         "PricingCurrencyListUnitPrice": list_price,
         "PricingQuantity": quantity,
-        "PricingUnit": "" if is_minimum else unit,
+        "PricingUnit": "" if is_money else unit,
         "ProviderName": options.provider,
         "PublisherName": options.publisher,
         "RegionId": region,

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
 
+from billing.credits import CREDIT_CLASSES
 from billing.focus import CHARGE_CATEGORIES, METERS
 
 #: Columns whose values are a closed list, in the specification or in ours.
@@ -68,6 +69,8 @@ def _line_faults(line: Mapping[str, str], currency: str) -> list[str]:
         faults.append("the charge period is no hour")
     if line["ChargeClass"] == "" and line["BillingPeriodEnd"] <= line["ChargePeriodStart"]:
         faults.append("the charge lies after its billing period")
+    if (line["ChargeCategory"] == "Credit") != (line["x_TokenClass"] in CREDIT_CLASSES):
+        faults.append(f"{line['x_TokenClass']} is no {line['ChargeCategory']}")
     if line["ChargeCategory"] == "Usage" and line["ConsumedQuantity"] != line["PricingQuantity"]:
         faults.append("ConsumedQuantity and PricingQuantity differ")
     if not isinstance(json.loads(line["Tags"]), dict):

@@ -203,11 +203,20 @@ class LedgerReader:
             raise _removed(kept_ns)
 
     def corrected(self) -> list[str]:
-        """Return the ids of the requests that have corrections and are kept. Raises ``LedgerError``."""
+        """Return the ids of the requests that have corrections (no credits) and are kept. Raises ``LedgerError``."""
         clause, values = self._kept(ALL_ROWS).sql()
-        sql = f"SELECT DISTINCT request_id FROM requests{clause or ' WHERE true'} AND revision > 0 ORDER BY 1"
+        sql = f"""SELECT DISTINCT request_id FROM requests{clause or " WHERE true"}
+          AND revision > 0 AND endpoint <> 'credit' ORDER BY 1"""
         ids = [str(line[0]) for line in self._session.query(sql, values)]
         return [id for id in ids if self.history(id)[0].revision == 0] if values else ids
+
+    def credits(self) -> Iterator[LedgerRow]:
+        """Go through the credits that are kept, in the order in which they were posted. Raises ``LedgerError``."""
+        clause, values = self._kept(ALL_ROWS).sql()
+        sql = f"""SELECT {", ".join(columns())} FROM requests{clause or " WHERE true"}
+          AND revision > 0 AND endpoint = 'credit' ORDER BY seq"""
+        for line in self._session.stream(sql, values):
+            yield LedgerRow(*line)
 
     def history(self, request_id: str) -> list[LedgerRow]:
         """Return all rows of one request, in order of their revisions. Raises ``LedgerError``."""

@@ -28,9 +28,21 @@ def diff(before: PriceBook, after: PriceBook) -> list[str]:
     return lines
 
 
+_HEAD_KEYS = (
+    "name",
+    "currency",
+    "rounding",
+    "holidays",
+    "prefix_writes",
+    "lost_hit_credits",
+    "costs",
+    "allowance",
+)
+
+
 def _head(book: PriceBook) -> dict[str, object]:
     content = json.loads(book.body)
-    return {name: content.get(name) for name in ("name", "currency", "rounding")}
+    return {name: content.get(name) for name in _HEAD_KEYS}
 
 
 def _entries(book: PriceBook) -> dict[str, dict[str, object]]:

@@ -7,6 +7,7 @@ path. The README of this package shows every key.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Annotated, Literal
@@ -42,6 +43,10 @@ Price = Annotated[Decimal, BeforeValidator(_no_float), Field(ge=0, le=10**6), Af
 Factor = Annotated[Decimal, BeforeValidator(_no_float), Field(ge=0, le=1000), AfterValidator(_exact)]
 Instant = Annotated[datetime, AfterValidator(_instant)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
+TokenClass = Literal[
+    "fresh", "hit_device", "hit_host", "hit_disk", "hit_pool", "hit_unknown",
+    "write", "write_5m", "write_1h", "output", "reasoning",
+]  # fmt: skip
 
 
 class _Strict(BaseModel):
@@ -134,15 +139,17 @@ class Window(Adjustment):
     timezone: str = "UTC"
     weekdays: tuple[Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"], ...] = WEEKDAYS  # type: ignore[assignment]
     hours: tuple[tuple[str, str], ...] = (("00:00", "24:00"),)
-    except_on: tuple[date, ...] = ()
+    except_on: tuple[date, ...] = ()  # holidays …
+    except_holidays: tuple[Name, ...] = ()  # … and those of the book's calendars of these names
+    also_on: tuple[date, ...] = ()  # dates that count whatever their weekday: working days that make up for holidays
 
     @model_validator(mode="after")
     def _compiles(self) -> Window:
         self.window()
         return self
 
-    def window(self) -> CalendarWindow:
-        """Return the window as values. Raises ``ValueError``."""
+    def window(self, calendars: Mapping[str, tuple[date, ...]] = {}) -> CalendarWindow:
+        """Return the window as values, given the book's holidays by calendar. Raises ``ValueError``."""
         try:
             zone = ZoneInfo(self.timezone)
         except (ZoneInfoNotFoundError, ValueError):
@@ -150,7 +157,14 @@ class Window(Adjustment):
         hours = tuple((parse_hour(start), parse_hour(end)) for start, end in self.hours)
         if any(start >= end for start, end in hours):
             raise ValueError("hours: each must end after it starts; split one that crosses midnight in two")
-        return CalendarWindow(zone, frozenset(map(WEEKDAYS.index, self.weekdays)), hours, frozenset(self.except_on))
+        named = (day for name in self.except_holidays for day in calendars.get(name, ()))
+        return CalendarWindow(
+            zone,
+            frozenset(map(WEEKDAYS.index, self.weekdays)),
+            hours,
+            frozenset((*self.except_on, *named)),
+            frozenset(self.also_on),
+        )
 
 
 class PriceEntry(_Strict):
@@ -168,6 +182,8 @@ class PriceEntry(_Strict):
     request_fee: Price = Decimal(0)
     request_minimum: Price = Decimal(0)
     storage_per_hour: Price | None = None
+    cache_minimum_tokens: Annotated[StrictInt, Field(gt=0)] | None = None  # shorter prompts are never cached
+    cache_lifetime_s: Annotated[StrictInt, Field(gt=0)] | None = None  # after the last use, unless written for longer
 
     @model_validator(mode="after")
     def _in_order(self) -> PriceEntry:
@@ -192,6 +208,56 @@ class RoundingRule(_Strict):
     level: RoundingLevel = RoundingLevel.LINE
 
 
+class AllowanceEntry(_Strict):
+    """What is free in each period: the first so many tokens, requests or units of money that are posted in it.
+
+    ``per``: each of these has it for itself; with none, all that it is for share one.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    tokens: Annotated[StrictInt, Field(gt=0)] | None = None
+    requests: Annotated[StrictInt, Field(gt=0)] | None = None
+    money: Price | None = None
+    period: Literal["day", "month"] = "month"
+    per: tuple[Literal["tenant", "team", "key", "model"], ...] = ()
+    models: Annotated[tuple[Name, ...], Field(min_length=1)] = ("*",)
+    teams: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
+    keys: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
+    classes: Annotated[tuple[TokenClass, ...], Field(min_length=1)] | None = None  # None: all
+
+    @model_validator(mode="after")
+    def _one_measure(self) -> AllowanceEntry:
+        if sum(measure is not None for measure in (self.tokens, self.requests, self.money)) != 1:
+            raise ValueError("needs exactly one of tokens, requests and money")
+        if self.money is not None and self.money.scaleb(9) != self.money.scaleb(9).to_integral_value():
+            raise ValueError("money: has more than 9 decimals")
+        if self.requests is not None and self.classes is not None:
+            raise ValueError("classes: a free request is free of all its tokens")
+        return self
+
+
+class LostHitCredits(_Strict):
+    """Which lost hits the platform answers for, and with what share of the money that they cost."""
+
+    causes: Annotated[tuple[Literal["eviction", "routing", "restart", "expiry"], ...], Field(min_length=1)]
+    share: Annotated[Decimal, BeforeValidator(_no_float), Field(gt=0, le=1), AfterValidator(_exact)] = Decimal(1)
+
+
+class FleetCosts(_Strict):
+    """What the fleet costs whoever runs it: for margins, and for savings net of what the cache's tiers cost."""
+
+    gpu_hour: Price  # one GPU for an hour
+    gpus_per_instance: Annotated[StrictInt, Field(gt=0)] = 1
+    prefill_tokens_per_s: Annotated[StrictInt, Field(gt=0)]  # of one instance, measured
+    decode_tokens_per_s: Annotated[StrictInt, Field(gt=0)] | None = None
+    host_gib_hour: Price = Decimal(0)  # memory of hosts that is there for the cache alone
+    disk_gib_hour: Price = Decimal(0)
+    pool_gib_hour: Price = Decimal(0)
+    host_gib: Price = Decimal(0)  # of the whole fleet
+    disk_gib: Price = Decimal(0)
+    pool_gib: Price = Decimal(0)
+
+
 class BookFile(_Strict):
     """A whole price book. All its amounts are in one currency."""
 
@@ -199,4 +265,20 @@ class BookFile(_Strict):
     description: str = ""
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")]
     rounding: RoundingRule = RoundingRule()
+    holidays: dict[Name, tuple[date, ...]] = {}  # calendars that windows name
+    prefix_writes: Literal["writer", "readers"] = "writer"  # who pays for computing a prefix that others then read
+    lost_hit_credits: LostHitCredits | None = None
+    costs: FleetCosts | None = None
+    allowance: tuple[AllowanceEntry, ...] = ()
     price: Annotated[tuple[PriceEntry, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> BookFile:
+        for index, entry in enumerate(self.price):
+            for window in entry.windows:
+                if missing := [name for name in window.except_holidays if name not in self.holidays]:
+                    raise ValueError(f"price[{index}].windows: there are no holidays named {', '.join(missing)}")
+        names = [allowance.name for allowance in self.allowance]
+        if len(names) != len(set(names)):
+            raise ValueError("allowance: two have the same name")
+        return self

@@ -15,7 +15,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from fnmatch import fnmatchcase, translate
 from functools import lru_cache
@@ -47,6 +47,14 @@ def _ns(instant: datetime | None, default: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheTerms:
+    """What a provider says of its cache: prompts below the minimum are not kept, others for so long after their use."""
+
+    minimum_tokens: int = 0
+    lifetime_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Entry:
     """A price entry, ready for lookup. Cards are keyed by (context tier, window, service tier); -1 and "" are none."""
 
@@ -59,6 +67,7 @@ class _Entry:
     windows: tuple[CalendarWindow, ...]
     cards: Mapping[tuple[int, int, str], RateCard]
     storage_pico_per_mtok_hour: int | None
+    cache_terms: CacheTerms
 
     def fits(self, model: str, team: str | None, region: str | None) -> bool:
         return (
@@ -93,7 +102,7 @@ class PriceBook:
         problems = _shadowed(file.price)
         entries = []
         for index, entry in enumerate(file.price):
-            compiled, faults = _compile(entry, f"price[{index}]")
+            compiled, faults = _compile(entry, f"price[{index}]", file.holidays)
             problems += faults
             entries.append(compiled)
         if problems:
@@ -161,6 +170,11 @@ class PriceBook:
         rate = entry.storage_pico_per_mtok_hour
         return NoPrice("no_rate:storage") if rate is None else rate
 
+    def cache_terms(self, model: str, at_ns: int, team: str | None = None, region: str | None = None) -> CacheTerms:
+        """Look up what the price says of the cache; without a price, nothing."""
+        entry = self._in_force(model, at_ns, team, region)
+        return CacheTerms() if isinstance(entry, NoPrice) else entry.cache_terms
+
     def _in_force(self, model: str, at_ns: int, team: str | None, region: str | None) -> _Entry | NoPrice:
         fitting = self._fitting(model, team, region)
         for entry in fitting:
@@ -186,7 +200,7 @@ def _nano(value: Decimal, where: str, faults: list[str]) -> int:
     return int(scaled)
 
 
-def _compile(entry: PriceEntry, where: str) -> tuple[_Entry, list[str]]:
+def _compile(entry: PriceEntry, where: str, holidays: Mapping[str, tuple[date, ...]]) -> tuple[_Entry, list[str]]:
     """Compute every card of an entry; return it with what is wrong, led by the path."""
     faults: list[str] = []
     fee = _nano(entry.request_fee, f"{where}.request_fee", faults)
@@ -217,9 +231,10 @@ def _compile(entry: PriceEntry, where: str) -> tuple[_Entry, list[str]]:
         from_ns=_ns(entry.effective_from, -(2**63)),
         to_ns=_ns(entry.effective_to, 2**63),
         context_above=tuple(tier.above_prompt_tokens for tier in entry.context),
-        windows=tuple(window.window() for window in entry.windows),
+        windows=tuple(window.window(holidays) for window in entry.windows),
         cards=cards,
         storage_pico_per_mtok_hour=storage,
+        cache_terms=CacheTerms(entry.cache_minimum_tokens or 0, entry.cache_lifetime_s),
     )
     return compiled, faults
 

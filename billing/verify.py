@@ -12,6 +12,7 @@ from billing.meter import recharge
 from billing.periods import closings
 from billing.prices import PriceBook
 from billing.row import LedgerRow
+from billing.settlement import unsettled
 from tracing.record import Charge
 
 #: Faults kept in a verification; beyond it they are only counted.
@@ -79,7 +80,7 @@ def verify_history(history: Sequence[LedgerRow], books: Mapping[str, PriceBook],
 
 
 def verify_ledger(place: Place) -> Verification:
-    """Verify the whole ledger: rows, corrections, rollups, closed periods, and that no row lies aside.
+    """Verify the whole ledger: rows, corrections, free allowances, rollups, closed periods, and that no row lies aside.
 
     Raises ``LedgerError``, ``PriceBookError``.
     """
@@ -88,6 +89,8 @@ def verify_ledger(place: Place) -> Verification:
         result = verify_rows(reader.rows(), books)
         for request_id in reader.corrected():
             verify_history(reader.history(request_id), books, result)
+        for text in unsettled(reader, books):
+            result.fault(text)
         rolled = [(t.currency, t.sums.requests, t.sums.amount_nano) for t in reader.report().totals]
         summed = [(t.currency, t.requests, t.amount_nano) for t in reader.totals()]
         if rolled != summed:

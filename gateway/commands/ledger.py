@@ -1,4 +1,7 @@
-"""``keepwarm ledger``: verify it, close periods, correct what was billed wrongly. Nothing in it is ever changed."""
+"""``keepwarm ledger``: verify it, close periods, correct what was billed wrongly, remove what is closed and old.
+
+Nothing in it is ever changed.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from billing.corrections import correct
-from billing.errors import BillingError
+from billing.database import Place
+from billing.errors import BillingError, PeriodError
 from billing.ledger import Ledger
 from billing.ledger_read import LedgerReader, RowFilter
 from billing.periods import close_period, closings, post
 from billing.prices import PriceBook
 from billing.reports import format_money
+from billing.retention import month_start_ns, remove_rows
 from billing.row import LedgerRow
+from billing.settlement import settle_open_months
 from billing.verify import verify_ledger
-from gateway.commands.report import add_ledger_arguments, ledger_path, parse_moment, utc_text
+from gateway.commands.report import add_ledger_arguments, ledger_place, parse_moment, settings_of, utc_text
 from gateway.errors import SettingsError
 
 
@@ -37,54 +43,67 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     reprice.add_argument("--request", metavar="ID", help="only this request")
     reprice.add_argument("--unpriced", action="store_true", help="only requests that have no price yet")
     reprice.add_argument("--dry-run", action="store_true", help="say what it comes to and write nothing")
-    for action in (verify, close, periods, reprice):
+    remove = actions.add_parser("remove", help="remove the rows of closed, old months; their sums stay")
+    which = remove.add_mutually_exclusive_group()
+    which.add_argument("--before", metavar="TIME", help="the first instant of a month (UTC): 2026-01-01")
+    which.add_argument("--keep-months", type=int, metavar="N", help="keep this month and N before it")
+    migrate = actions.add_parser("migrate", help="make or bring up the tables of a ledger in PostgreSQL")
+    migrate.add_argument("--grant", metavar="ROLE", help="then let this role run gateways, and no more")
+    for action in (verify, close, periods, reprice, remove, migrate):
         add_ledger_arguments(action)
 
 
 def run(args: argparse.Namespace) -> int:
     """Do it; return the exit status: 0, or 1 when it could not be done or does not verify."""
     try:
-        path = ledger_path(args)
+        place = ledger_place(args)
         match args.action:
             case "verify":
-                return _verify(path)
+                return _verify(place)
             case "close":
-                return _close(path, args.until)
+                return _close(place, args.until)
             case "periods":
-                return _periods(path)
+                return _periods(place)
+            case "remove":
+                return _remove(place, args)
+            case "migrate":
+                return _migrate(place, args.grant)
             case _:
-                return _reprice(path, args)
+                return _reprice(place, args)
     except (BillingError, SettingsError) as error:
         print(f"keepwarm ledger: {error}", file=sys.stderr)
         return 1
 
 
-def _verify(path: Path) -> int:
-    verification = verify_ledger(path)
+def _verify(place: Place) -> int:
+    verification = verify_ledger(place)
     for fault in verification.faults:
         print(f"keepwarm ledger: {fault}", file=sys.stderr)
     print(f"verified {verification.rows} rows: {verification.fault_count} faults")
     return 0 if verification.passed else 1
 
 
-def _close(path: Path, until: str) -> int:
+def _close(place: Place, until: str) -> int:
     now_ns = time.time_ns()
-    closing = close_period(path, parse_moment(until, now_ns), now_ns)
+    until_ns = parse_moment(until, now_ns)
+    if settled := settle_open_months(place, min(until_ns, now_ns), now_ns):
+        print(f"{len(settled)} credits for free allowances")
+    closing = close_period(place, until_ns, now_ns)
     print(f"closed until {utc_text(closing.until_ns)}")
     for total in closing.totals:
         print(f"  {total.currency} {format_money(total.amount_nano)}  {total.requests} requests")
     return 0
 
 
-def _periods(path: Path) -> int:
-    with LedgerReader(path) as reader:
+def _periods(place: Place) -> int:
+    with LedgerReader(place) as reader:
         for closing in closings(reader):
             sums = ", ".join(f"{t.currency} {format_money(t.amount_nano)}" for t in closing.totals)
             print(f"until {utc_text(closing.until_ns)}  closed {utc_text(closing.closed_ns)}  {sums}")
     return 0
 
 
-def _reprice(path: Path, args: argparse.Namespace) -> int:
+def _reprice(place: Place, args: argparse.Namespace) -> int:
     book, now_ns = PriceBook.load(args.prices), time.time_ns()
     where = RowFilter(
         since_ns=None if args.since is None else parse_moment(args.since, now_ns),
@@ -92,7 +111,7 @@ def _reprice(path: Path, args: argparse.Namespace) -> int:
         request_id=args.request,
     )
     rows: list[LedgerRow] = []
-    with LedgerReader(path) as reader:
+    with LedgerReader(place) as reader:
         for history in _histories(reader, where, unpriced_only=args.unpriced):
             try:
                 row = correct(history, book, reason=args.reason, at_ns=now_ns)
@@ -104,8 +123,38 @@ def _reprice(path: Path, args: argparse.Namespace) -> int:
     change = sum(row.amount_nano or 0 for row in rows)
     print(f"{len(rows)} corrections, together {format_money(change)} {book.currency}")
     if rows and not args.dry_run:
-        Ledger(path).register(book)
-        post(path, rows)
+        Ledger(place).register(book)
+        post(place, rows)
+    return 0
+
+
+def _remove(place: Place, args: argparse.Namespace) -> int:
+    now_ns = time.time_ns()
+    months = args.keep_months
+    if args.before is None and months is None:
+        months = settings_of(args).ledger.keep_months
+    if args.before is not None:
+        before_ns = parse_moment(args.before, now_ns)
+    elif months is not None and months >= 0:
+        before_ns = month_start_ns(now_ns, months)
+    else:
+        raise PeriodError(
+            "say what may go: --before 2026-01-01, --keep-months 13, or ledger.keep_months in the settings"
+        )
+    removal, rows = remove_rows(place, before_ns, now_ns)
+    print(f"{rows} rows removed; all that was posted before {utc_text(removal.before_ns)} is kept as sums")
+    for total in removal.totals:
+        print(f"  {total.currency} {format_money(total.amount_nano)}  {total.requests} requests")
+    return 0
+
+
+def _migrate(place: Place, role: str | None) -> int:
+    if isinstance(place, Path):
+        raise SettingsError(f"{place} is a file: it is brought up when a gateway opens it")
+    before, after = place.migrate(role)
+    print(
+        f"{place.name}: schema {before or 'none'} -> {after}" + ("" if role is None else f"; {role} may run gateways")
+    )
     return 0
 
 

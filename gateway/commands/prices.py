@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from decimal import Decimal
 from pathlib import Path
 
 from billing.cases import load_cases, render_results, run_case
-from billing.errors import BillingError
+from billing.errors import BillingError, PriceBookError
 from billing.price_diff import diff
 from billing.price_file import PriceEntry
 from billing.price_import import import_genai_prices
 from billing.prices import PriceBook
 from billing.rates import PRICE_DECIMALS, NoPrice
+from billing.self_hosted import TIERS, HostingCost, Throughput, self_hosted_book
 from gateway.commands.report import parse_moment
 
 
@@ -35,6 +37,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     diff_.add_argument("after", type=Path, metavar="AFTER")
     import_ = actions.add_parser("import", help="print a price book made of the public data set genai-prices")
     import_.add_argument("provider", metavar="PROVIDER", help="openai, anthropic, google, deepseek …")
+    hosted = actions.add_parser("from-gpu-hours", help="print a price book for engines of your own")
+    hosted.add_argument("--model", required=True, help="as instances name it; * and ? as in file names")
+    hosted.add_argument(
+        "--gpu-hour", required=True, type=Decimal, metavar="MONEY", help="what one GPU costs"
+    )
+    hosted.add_argument("--gpus", type=int, default=1, metavar="N", help="of one instance (default: %(default)s)")
+    hosted.add_argument(
+        "--prefill-tokens-per-s", required=True, type=int, metavar="N", help="of one instance, measured"
+    )
+    hosted.add_argument("--decode-tokens-per-s", required=True, type=int, metavar="N", help="all its requests together")
+    hosted.add_argument(
+        "--hit-tokens-per-s", action="append", default=[], metavar="TIER=N", help=f"of {', '.join(TIERS)}; repeatable"
+    )
+    hosted.add_argument("--utilization", type=Decimal, default=Decimal(1), metavar="SHARE", help="of the paid time (1)")
+    hosted.add_argument("--margin", type=Decimal, default=Decimal(0), metavar="SHARE", help="on top (0)")
+    hosted.add_argument("--currency", default="USD", metavar="CODE")
     cases = actions.add_parser("verify-cases", help="price worked examples; exit 0 only if all agree to the last digit")
     cases.add_argument("file", type=Path, metavar="FILE", help="JSON, as described in billing/cases.py")
 
@@ -51,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
                 return _diff(args.before, args.after)
             case "import":
                 return _import(args.provider)
+            case "from-gpu-hours":
+                return _from_gpu_hours(args)
             case _:
                 return _verify_cases(args.file)
     except BillingError as error:
@@ -75,6 +95,10 @@ def _show(args: argparse.Namespace) -> int:
     book = PriceBook.default() if args.file is None else PriceBook.load(args.file)
     print(f"{book.name}  version {book.version}  {book.currency} per million tokens")
     if args.model is None:
+        for allowance in book.file.allowance:
+            measure = next(n for n in ("tokens", "requests", "money") if getattr(allowance, n) is not None)
+            shared = f" for each {', '.join(allowance.per)}" if allowance.per else ", shared by all"
+            print(f"free: {allowance.name}, {getattr(allowance, measure)} {measure} a {allowance.period}{shared}")
         for index, entry in enumerate(book.file.price):
             print(_describe(index, entry))
         return 0
@@ -115,6 +139,22 @@ def _import(provider: str) -> int:
         print(f"left out: {line}", file=sys.stderr)
     print(f"{imported.models} models, {len(book.file.price)} prices, version {book.version}", file=sys.stderr)
     print(imported.toml)
+    return 0
+
+
+def _from_gpu_hours(args: argparse.Namespace) -> int:
+    hits = {}
+    for text in args.hit_tokens_per_s:
+        tier, _, speed = text.partition("=")
+        if not speed.isdecimal():
+            raise PriceBookError("from GPU hours", [f"{text!r}: write TIER=N, as in host=200000"])
+        hits[tier] = int(speed)
+    cost = HostingCost(args.gpu_hour, args.gpus, args.utilization, args.margin)
+    text = self_hosted_book(
+        args.model, cost, Throughput(args.prefill_tokens_per_s, args.decode_tokens_per_s, hits), args.currency
+    )
+    PriceBook.from_toml(text, "from GPU hours")
+    print(text, end="")
     return 0
 
 

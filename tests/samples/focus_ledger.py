@@ -11,6 +11,7 @@ from billing.ledger_read import LedgerReader
 from billing.meter import charge
 from billing.periods import post
 from billing.prices import PriceBook
+from billing.settlement import settle
 from tests.samples.billed import START_NS, altered, billed, died_in_flight, unpriced
 from tracing.record import RequestRecord, Usage, UsageSource
 
@@ -18,6 +19,11 @@ BOOK_TOML = """
 name = "contracts"
 currency = "USD"
 rounding = { mode = "half_up", level = "line" }
+
+[[allowance]]
+name = "start"
+tokens = 20_000
+per = ["team"]
 
 [[price]]
 models = ["big-*"]
@@ -71,7 +77,7 @@ def contracted(number: int, book: PriceBook) -> RequestRecord:
 
 
 def fill(path: Path, count: int = 60) -> None:
-    """Write the requests, then correct some of them by a later book."""
+    """Write the requests, correct some of them by a later book, settle what is free."""
     book, default, later = contracts(), PriceBook.default(), PriceBook.from_toml(DEARER_TOML)
     with Ledger(path) as ledger:
         for known in (book, default, later):
@@ -86,6 +92,8 @@ def fill(path: Path, count: int = 60) -> None:
         chosen = [reader.history(f"req-{number}") for number in range(0, count, 10)]
     rows = [correct(history, later, reason="contract", at_ns=START_NS + 40 * 86_400 * 10**9) for history in chosen]
     post(path, [row for row in rows if row is not None])
+    for month in ("2026-09", "2026-10"):
+        settle(path, month, START_NS + 60 * 86_400 * 10**9)
 
 
 if __name__ == "__main__":

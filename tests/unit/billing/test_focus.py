@@ -55,7 +55,7 @@ def test_the_lines_come_to_the_rows_exactly(
 def test_every_kind_of_line_is_there(lines: list[dict[str, str]]) -> None:
     assert {line["x_TokenClass"] for line in lines} >= {"fresh", "hit_device", "write_5m", "reasoning", "request"}
     assert {line["ChargeClass"] for line in lines} == {"", "Correction"}
-    assert {line["ChargeCategory"] for line in lines} == {"Usage", "Adjustment"}
+    assert {line["ChargeCategory"] for line in lines} == {"Usage", "Adjustment", "Credit"}
     assert any("window peak" in line["SkuPriceId"] for line in lines)
     assert any("above 3000" in line["SkuPriceId"] for line in lines)
     assert any("tier batch" in line["SkuPriceId"] for line in lines)
@@ -101,7 +101,8 @@ def test_one_currency_a_dataset() -> None:
         ("ListCost", "999.000000000", "ListCost is not"),
         ("ContractedUnitPrice", "0.5", "BilledCost is not"),
         ("ServiceCategory", "Artificial", "ServiceCategory"),
-        ("ChargeCategory", "Credit", "ChargeCategory"),
+        ("ChargeCategory", "Tax", "ChargeCategory"),
+        ("ChargeCategory", "Credit", "is no Credit"),
         ("BillingCurrency", "EUR", "BillingCurrency"),
         ("ChargePeriodEnd", "2026-12-01T00:00:00Z", "no hour"),
         ("BillingPeriodEnd", "2026-01-01T00:00:00Z", "after its billing period"),
