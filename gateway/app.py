@@ -1,6 +1,6 @@
 """The composition root: every part is made, started, handed to the others, and brought down here, in this order:
 
-home → pool → ledger, traces → client → engines, fleet → edge;  and on SIGTERM: readiness fails → new requests stop →
+home → pool → traces, ledger → client → engines, fleet → edge;  and on SIGTERM: readiness fails → new requests stop →
 streams finish, up to a limit → what is left is cut with an error → edge, engines, pool, ledger, traces, spans close.
 A second signal ends the process at once; what was billed is safe then too, since the ledger's journal survives that.
 """
@@ -44,11 +44,15 @@ from gateway.models import ModelDirectory
 from gateway.pipeline import Pipeline
 from gateway.pool import keep_alive, own_pool
 from gateway.prompts import PromptBook
+from gateway.protocols.responses.protocol import Responses
+from gateway.protocols.responses.store import ResponseStore
 from gateway.recorder import Recorder
+from gateway.recovery import into_traces
 from gateway.routing import POLICIES
 from gateway.settings import Settings
 from gateway.snapshots import IndexSnapshots
 from gateway.spending import Spending
+from gateway.store_metrics import StoreCollector
 from gateway.tokens import Tokens
 from radix_index.index import RadixIndex
 from tracing.export import SpanExport, otlp_exporter
@@ -109,11 +113,15 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
             pool = await own_pool(embedded.pool_bytes, stack)
         pool_url = pool.url if pool is not None else embedded.pool_url if embedded.pool_bytes else None
         book = PriceBook.default() if settings.billing.prices is None else PriceBook.load(settings.billing.prices)
-        ledger = Ledger(settings.ledger_path).start()
-        stack.push_async_callback(asyncio.to_thread, ledger.close, _FLUSH_S)
-        ledger.register(book)
         traces = TraceStore(settings.trace_path)
         stack.push_async_callback(asyncio.to_thread, traces.close, _FLUSH_S)
+        place = assembly.ledger_place(settings)
+        ledger = Ledger(place, assembly.ledger_options(settings), on_recovered=into_traces(traces))
+        await asyncio.to_thread(ledger.start)
+        stack.push_async_callback(asyncio.to_thread, ledger.close, _FLUSH_S)
+        await asyncio.to_thread(ledger.register, book)
+        responses = ResponseStore(settings.response_path)
+        stack.push_async_callback(asyncio.to_thread, responses.close)
         spans = _spans(settings)
         if spans is not None:
             stack.push_async_callback(asyncio.to_thread, spans.close, _FLUSH_S)
@@ -141,8 +149,9 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         linker = RunLinker()
         linker.restore(await asyncio.to_thread(traces.recent, _RESTORED_RECORDS))
         recorder = Recorder(book=book, ledger=ledger, traces=traces, metrics=metrics, spans=spans)
-        StateCollector(fleet, flights, index, ledger, snapshots.stats).register(metrics.registry)
-        counters = await asyncio.to_thread(LedgerCounters, settings.ledger_path)
+        StateCollector(fleet, flights, index, snapshots.stats).register(metrics.registry)
+        metrics.registry.register(StoreCollector(ledger, traces))
+        counters = LedgerCounters(place)
         stack.callback(counters.close)
         metrics.registry.register(LedgerCollector(counters))
         spending = await _spending(settings, book, stack)
@@ -175,7 +184,14 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         )
         edge_options = EdgeOptions(body_cap_bytes=settings.server.body_cap_bytes)
         app = make_app(edge_options)
-        edge = Edge(pipeline, keys, models, Tokens(models, prompts, fleet, client), edge_options)
+        edge = Edge(
+            pipeline,
+            keys=keys,
+            models=models,
+            tokens=Tokens(models, prompts, fleet, client),
+            responses=Responses(responses),
+            options=edge_options,
+        )
         app.add_routes(edge.routes())
         app.add_routes(admin.routes())
         app.add_routes(

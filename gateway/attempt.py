@@ -260,7 +260,7 @@ def _goes_natively(ask: Ask, instance: Instance, salt: str | None) -> bool:
         return False
     takes = instance.spec.adapter.capabilities
     loses_salt = salt is not None and takes.salt and ask.endpoint not in takes.salted_endpoints
-    return not (loses_salt and ask.is_translatable)
+    return not (loses_salt and ask.refusal is None)
 
 
 def _traced(draft: Draft) -> dict[str, str]:

@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gateway.errors import BadRequest
 from gateway.fleet import Fleet, Instance
 from gateway.prompts import Prompt
 from gateway.protocols.base import Ask
@@ -65,13 +64,13 @@ class Dispatcher:
         return salt if takes_salt else None
 
     def unable(self, model: str, ask: Ask) -> frozenset[str]:
-        """Return the instances that cannot answer, whatever their state. Raises ``BadRequest`` where all cannot."""
-        if ask.is_translatable:
+        """Return the instances that cannot answer, whatever their state. Raises the ask's refusal where all cannot."""
+        if ask.refusal is None:
             return frozenset()
         instances = self._fleet.serving(model)
         unable = frozenset(instance.id for instance in instances if not instance.speaks(ask.endpoint))
         if instances and len(unable) == len(instances):
-            raise BadRequest(f"no engine of {model!r} has {ask.endpoint}", param="model", code="endpoint_not_supported")
+            raise ask.refusal
         return unable
 
     def route(self, model: str, prompt: Prompt | None, body_bytes: int, tried: frozenset[str]) -> Route | None:

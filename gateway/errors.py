@@ -2,6 +2,7 @@
 
 GatewayError               a request ends with ``status`` and a class that the client and the record see
 ├── BadRequest             400: malformed JSON, not an object, a member of the wrong kind, an unknown role
+│   └── NotHere            no engine of the model has the endpoint
 ├── Unauthorized           401: no key, or one that is not known
 ├── Forbidden              403: the key may not use this model, or not this administration
 ├── NotFound               404: no such path, model, run or instance
@@ -11,6 +12,7 @@ GatewayError               a request ends with ``status`` and a class that the c
 ├── OverBudget             429: a budget has no room, or cannot be judged; ``retry_after_s``
 ├── NoInstance             503: no healthy instance serves the model; ``retry_after_s``
 ├── Draining               503: the gateway is going down
+├── LedgerFull             503: what a request costs cannot be written down now
 └── UpstreamUnusable       502 or 504: engines were tried and none answered
 SettingsError              the process does not start
 
@@ -41,6 +43,15 @@ class BadRequest(GatewayError):
     """The client's mistake."""
 
     status, kind, code = 400, "invalid_request_error", "invalid_request"
+
+
+class NotHere(BadRequest):
+    """No engine of the model has the endpoint, and none can stand in for it."""
+
+    code = "endpoint_not_supported"
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(f"no engine of this model has {endpoint}", param="model")
 
 
 class Unauthorized(GatewayError):
@@ -95,6 +106,12 @@ class Draining(GatewayError):
     """The gateway is going down."""
 
     status, kind, code = 503, "server_error", "draining"
+
+
+class LedgerFull(GatewayError):
+    """So many bills wait for the ledger that this one might be lost."""
+
+    status, kind, code = 503, "server_error", "ledger_full"
 
 
 class UpstreamUnusable(GatewayError):

@@ -31,6 +31,7 @@ from gateway.protocols.base import EndpointProtocol
 from gateway.protocols.embeddings import EMBEDDINGS
 from gateway.protocols.openai import CHAT, COMPLETIONS
 from gateway.protocols.openai_errors import error_body as openai_error_body
+from gateway.protocols.responses.protocol import Responses
 from gateway.relay import ClientGone
 from gateway.tokens import Tokens
 
@@ -52,9 +53,6 @@ protocol_log = logging.getLogger(f"{__name__}.protocol")
 """For aiohttp's server, which would log the client's bytes."""
 protocol_log.addFilter(_WithoutContent())
 
-PIPELINE_PATHS: dict[str, EndpointProtocol] = {
-    protocol.path.removeprefix("/v1"): protocol for protocol in (CHAT, COMPLETIONS, MESSAGES, EMBEDDINGS)
-}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -120,20 +118,34 @@ class Edge:
     """The client-facing routes."""
 
     def __init__(
-        self, pipeline: Pipeline, keys: KeyRing, models: ModelDirectory, tokens: Tokens, options: EdgeOptions
+        self,
+        pipeline: Pipeline,
+        *,
+        keys: KeyRing,
+        models: ModelDirectory,
+        tokens: Tokens,
+        responses: Responses,
+        options: EdgeOptions,
     ) -> None:
         self._pipeline, self._keys, self._models, self._options = pipeline, keys, models, options
-        self._tokens = tokens
+        self._tokens, self._responses = tokens, responses
+        served: tuple[EndpointProtocol, ...] = (CHAT, COMPLETIONS, MESSAGES, responses, EMBEDDINGS)
+        self._protocols = {protocol.path.removeprefix("/v1"): protocol for protocol in served}
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes, each at all of ``paths.ROOTS``."""
         found = []
         for root in paths.ROOTS:
-            for path, protocol in PIPELINE_PATHS.items():
+            for path, protocol in self._protocols.items():
                 found.append(web.post(f"{root}{path}", self._completion(protocol)))
             found.append(web.post(f"{root}/messages/count_tokens", self._told(self._tokens.count)))
             found.append(web.post(f"{root}/tokenize", self._told(self._tokens.tokenize)))
             found.append(web.post(f"{root}/detokenize", self._told(self._tokens.detokenize)))
+            kept, responses = f"{root}/responses/{{id}}", self._responses
+            found.append(web.get(kept, self._about(responses.get)))
+            found.append(web.delete(kept, self._about(responses.delete)))
+            found.append(web.get(f"{kept}/input_items", self._about(responses.items)))
+            found.append(web.post(f"{kept}/cancel", self._about(responses.cancel)))
             found.append(web.get(f"{root}/models", self._list_models))
             found.append(web.get(f"{root}/models/{{model:.+}}", self._one_model))
         return found
@@ -141,7 +153,7 @@ class Edge:
     def front_handler(self, target: str) -> Handle | None:
         """Return what serves a ``POST`` to this target if it is of the load, for ``gateway.front``."""
         label, path = paths.split(target)
-        protocol = PIPELINE_PATHS.get(path)
+        protocol = self._protocols.get(path)
         return None if protocol is None else self._front_completion(protocol, label)
 
     def _front_completion(self, protocol: EndpointProtocol, label: str | None) -> Handle:
@@ -154,6 +166,13 @@ class Edge:
         async def handle(request: web.Request) -> web.StreamResponse:
             caller = self._keys.authenticate(request.headers)
             return web.json_response(await answer(await self._read(request), caller))
+
+        return handle
+
+    def _about(self, answer: Callable[[str, str], Awaitable[dict[str, object]]]) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            tenant = self._keys.authenticate(request.headers).identity.tenant
+            return web.json_response(await answer(tenant, request.match_info["id"]))
 
         return handle
 

@@ -82,7 +82,7 @@ class Admitted:
 def _read(protocol: EndpointProtocol, sent: Sent, past: object) -> tuple[Ask, Words]:
     """Stages 1 and half of 3: all that is linear in the body and needs nothing but it. Raises ``BadRequest``."""
     ask = protocol.read(sent, past)
-    messages = ask.messages or ()
+    messages = (ask.messages if ask.linked is None else ask.linked) or ()
     return ask, Words(message_chain(messages), tool_result_ids(messages), new_tool_result_ids(messages))
 
 

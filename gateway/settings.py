@@ -30,8 +30,8 @@ from gateway.errors import SettingsError
 ENVIRONMENT_PREFIX = "KEEPWARM_"
 CONFIG_VARIABLE = "KEEPWARM_CONFIG"
 
-_NOT_SETTINGS = re.compile(r"KEEPWARM_(CONFIG$|PYTHON$|TORCH|SERVICE_(HOST|PORT)|PORT(_|$))")
-"""Variables of the set-up scripts, and those that Kubernetes puts beside a service that is called ``keepwarm``."""
+_NOT_SETTINGS = re.compile(r"KEEPWARM_(CONFIG$|(\w+_)?PYTHON$|TORCH|SERVICE_(HOST|PORT)|PORT(_|$))")
+"""Variables of the scripts here, which name interpreters, and those that Kubernetes puts beside a service that is called ``keepwarm``."""
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -193,6 +193,16 @@ class BillingSettings(_Strict):
     assumed_output_tokens: Count = 1024  # reserved for a request that names no limit
 
 
+class LedgerSettings(_Strict):
+    """A ledger in PostgreSQL, for a fleet of gateways, and what is kept of a ledger. See ``docs/postgresql.md``."""
+
+    url: SecretStr | None = None  # postgresql+psycopg://USER:PASSWORD@HOST/DATABASE; None: a file (billing.ledger)
+    migrate: Literal["on_start", "never"] = "on_start"  # never: 'keepwarm ledger migrate' does it
+    journal: Path | None = None  # where rows wait for the server; None: in ``home``
+    journal_bytes: Count = 8 << 30  # how much may wait there; beyond it no request is admitted
+    keep_months: Annotated[int, Field(ge=1, le=1200)] | None = None  # what 'keepwarm ledger remove' leaves
+
+
 class TracingSettings(_Strict):
     """The trace store and export."""
 
@@ -229,6 +239,7 @@ class Settings(BaseSettings):
     instances: tuple[InstanceSettings, ...] = ()
     embedded: EmbeddedSettings = EmbeddedSettings()
     billing: BillingSettings = BillingSettings()
+    ledger: LedgerSettings = LedgerSettings()
     tracing: TracingSettings = TracingSettings()
     log: LogSettings = LogSettings()
 
@@ -239,13 +250,23 @@ class Settings(BaseSettings):
 
     @property
     def ledger_path(self) -> Path:
-        """Where the ledger lies."""
+        """Where the ledger lies when it is a file."""
         return self.billing.ledger or self.home / "ledger.sqlite3"
+
+    @property
+    def ledger_journal_path(self) -> Path:
+        """Where rows wait for a ledger on a server."""
+        return self.ledger.journal or self.home / "ledger.journal"
 
     @property
     def budget_path(self) -> Path:
         """Where budgets are counted without a Redis."""
         return self.home / "budgets.sqlite3"
+
+    @property
+    def response_path(self) -> Path:
+        """Where the responses lie that clients may continue."""
+        return self.home / "responses.sqlite3"
 
     @property
     def trace_path(self) -> Path:
@@ -260,6 +281,8 @@ class Settings(BaseSettings):
             )
         if not self.runs_embedded and not self.instances:
             raise ValueError("there is no engine: name [[instances]] or enable [embedded]")
+        if self.ledger.url is not None and self.billing.ledger is not None:
+            raise ValueError("ledger.url and billing.ledger name two ledgers: leave one out")
         if self.embedded.ports and len(self.embedded.ports) != self.embedded.instances:
             raise ValueError("embedded.ports must name one port for each of embedded.instances")
         for where, names in (
@@ -396,6 +419,7 @@ def _with_paths(settings: Settings, folder: Path) -> Settings:
             "billing": settings.billing.model_copy(
                 update={"prices": resolved(settings.billing.prices), "ledger": resolved(settings.billing.ledger)}
             ),
+            "ledger": settings.ledger.model_copy(update={"journal": resolved(settings.ledger.journal)}),
             "tracing": settings.tracing.model_copy(update={"store": resolved(settings.tracing.store)}),
         }
     )

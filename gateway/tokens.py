@@ -85,6 +85,8 @@ class Tokens:
         """Return how many tokens a Messages request's prompt has. Nothing of it is cached by being counted."""
         ask = MESSAGES.read(scan_body(body), needs_limit=False)
         model = self._models.resolve(ask.model, caller)
+        if ask.refusal is not None:
+            raise ask.refusal
         told = await self._ours(
             model, lambda encoder: {"count": len(encoder.encode_chat(ask.messages or (), ask.tools))}
         )

@@ -65,9 +65,10 @@ class Ask:
     prompt: str | Sequence[int] | None
     body: bytes = b""
     native: Sent | None = None
-    is_translatable: bool = True  # engines that do not speak the endpoint can answer through chat completions
+    refusal: GatewayError | None = None  # why only engines that speak the endpoint themselves can answer
     generates: bool = True
     previous_response_id: str | None = None
+    linked: Sequence[Json] | None = None  # the conversation by which its run is found, where that is not ``messages``
     request: object = None  # what the protocol's own answers need to know of the request
 
     @property
@@ -166,6 +167,41 @@ def ask_of_dialog(
         messages=objects(form.values["messages"]),
         tools=objects(form.values.get("tools")),
         prompt=None,
+        previous_response_id=previous_response_id,
+        request=request,
+    )
+
+
+def untranslatable_ask(
+    sent: Sent,
+    endpoint: str,
+    refusal: GatewayError,
+    *,
+    conversation: Sequence[Json] | None = None,
+    request: object = None,
+    previous_response_id: str | None = None,
+) -> Ask:
+    """Return the ask of a request that an engine which speaks the endpoint may understand, and no other can be asked.
+
+    ``conversation``: its messages or items as they came. Raises ``BadRequest`` for what not even the gateway can work
+    with.
+    """
+    values = sent.form.values
+    return Ask(
+        form=sent.form,
+        body=sent.body,
+        native=sent,
+        endpoint=endpoint,
+        model=model_of(values),
+        stream=stream_of(values),
+        shows_usage=True,
+        shows_detail=False,
+        cache_salt=salt_of(values),
+        messages=None,
+        tools=None,
+        prompt=None,
+        refusal=refusal,
+        linked=conversation,
         previous_response_id=previous_response_id,
         request=request,
     )

@@ -10,7 +10,7 @@ import msgspec
 from billing.counts import UsageReading
 from billing.usage import embeddings_usage
 from engine_adapter.base import EngineAdapter
-from gateway.errors import BadRequest, GatewayError
+from gateway.errors import BadRequest, GatewayError, NotHere
 from gateway.protocols.base import Answering, Ask, Sent, model_of, salt_of, stream_of
 from gateway.protocols.form import Form, scan
 from gateway.protocols.openai_errors import engine_error_body, error_body
@@ -93,7 +93,7 @@ class Embeddings:
             messages=None,
             tools=None,
             prompt=None,
-            is_translatable=False,
+            refusal=NotHere(self.endpoint),
             generates=False,
         )
 

@@ -14,7 +14,7 @@ import msgspec
 from billing.counts import UsageReading
 from billing.usage import openai_usage
 from engine_adapter.base import EngineAdapter
-from gateway.errors import BadRequest, GatewayError
+from gateway.errors import BadRequest, GatewayError, NotHere
 from gateway.protocols.base import Answering, Ask, Sent, model_of, objects, salt_of, scan_body, stream_of
 from gateway.protocols.form import Form, scan, scan_text
 from gateway.protocols.openai_errors import engine_error_body, error_body, error_class
@@ -56,7 +56,7 @@ class OpenAICompletions:
             messages=objects(values.get("messages")) if self.endpoint == "chat" else None,
             tools=objects(values.get("tools")),
             prompt=_prompt(values.get("prompt")) if self.endpoint == "completions" else None,
-            is_translatable=False,
+            refusal=NotHere(self.endpoint),
         )
 
     def reader(self, ask: Ask, adapter: EngineAdapter, answering: Answering, *, is_native: bool) -> AnswerReader:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from engine_adapter.base import EngineAdapter
-from gateway.errors import GatewayError
+from gateway.errors import BadRequest, GatewayError
 from gateway.protocols.anthropic.answer import Shown
 from gateway.protocols.anthropic.errors import engine_error_body, error_body, error_event
 from gateway.protocols.anthropic.native import NativeMessageReader
 from gateway.protocols.anthropic.request import read_dialog, shows_thinking
 from gateway.protocols.anthropic.stream import MessageWriter
-from gateway.protocols.base import Answering, AnswerReader, Ask, Sent, ask_of_dialog
+from gateway.protocols.base import Answering, AnswerReader, Ask, Sent, ask_of_dialog, objects, untranslatable_ask
 from gateway.protocols.form import Form
 from gateway.protocols.translated import TranslatedReader
 
@@ -31,7 +31,11 @@ class Messages:
     def read(self, sent: Sent, past: object = None, *, needs_limit: bool = True) -> Ask:
         """Read a request. Raises ``BadRequest``."""
         values = sent.form.values
-        dialog = read_dialog(values, needs_limit=needs_limit)
+        try:
+            dialog = read_dialog(values, needs_limit=needs_limit)
+        except BadRequest as error:
+            told = objects(values.get("messages"))
+            return untranslatable_ask(sent, self.endpoint, error, conversation=told, request=shows_thinking(values))
         return ask_of_dialog(dialog, sent, self.endpoint, request=shows_thinking(values))
 
     def reader(self, ask: Ask, adapter: EngineAdapter, answering: Answering, *, is_native: bool) -> AnswerReader:

@@ -1,0 +1,129 @@
+"""Answers of engines that speak Responses themselves: followed, kept, and shown as they came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from billing.counts import UsageReading
+from billing.usage import responses_usage
+from gateway.protocols.form import Raw, scan, scan_text
+from gateway.protocols.openai_errors import engine_words, error_class
+from gateway.protocols.seen import Seen
+from gateway.protocols.sse import data_of, named_event, with_data
+
+Json = Mapping[str, object]
+
+_OUTPUT = frozenset(
+    {
+        "response.output_text.delta", "response.refusal.delta", "response.reasoning_text.delta",
+        "response.reasoning_summary_text.delta", "response.function_call_arguments.delta",
+    }
+)  # fmt: skip
+_ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+
+class NativeResponseReader:
+    """``AnswerReader`` over Responses. Changes nothing but the model's name, where the client knows it by another."""
+
+    def __init__(self, keep: Callable[[dict[str, object]], None], model: str | None = None) -> None:
+        """``keep`` is given a whole response before its end goes out; ``model``: the name to show."""
+        self._keep, self._model = keep, model
+        self._sequence = 0
+        self.seen = Seen()
+
+    def has_ended(self) -> bool:
+        """Tell whether the response's last event was seen."""
+        return self.seen.is_done
+
+    def event(self, event: bytes) -> tuple[bytes, bool]:
+        """Take one event; return it, and whether it brought output."""
+        data = data_of(event)
+        value = None if data is None else _object(data)
+        if value is None or data is None:
+            return event, False
+        kind = value.get("type")
+        if isinstance(number := value.get("sequence_number"), int):
+            self._sequence = number + 1
+        has_output = kind in _OUTPUT and bool(value.get("delta"))
+        self.seen.pieces += has_output
+        if kind == "error":
+            self.seen.error = error_class({"type": value.get("code")})
+            self.seen.is_done = True
+        response = value.get("response")
+        if not isinstance(response, dict):
+            return event, has_output
+        if kind in _ENDS:
+            self._take(response)
+            self.seen.is_done = True
+        return self._renamed(event, data, response), has_output
+
+    def answer(self, body: bytes) -> bytes:
+        """Take a whole response; return it."""
+        value = _object(body)
+        if value is None:
+            return body
+        self._take(value)
+        if self._model is None or "model" not in value:
+            return body
+        return scan(body).edited({"model": self._model}).encode()
+
+    def closing(self) -> bytes:
+        """Return nothing: a response's last event is its end."""
+        return b""
+
+    def failure(self, error_body: bytes) -> bytes:
+        """Return an error event."""
+        words = engine_words(500, error_body)
+        told = {"code": words.code or words.kind, "message": words.message, "param": words.param}
+        event = {"type": "error", "sequence_number": self._sequence, **told}
+        return named_event("error", msgspec.json.encode(event))
+
+    def usage(self) -> UsageReading | None:
+        """Return the engine's counts."""
+        return None if self.seen.usage is None else responses_usage(self.seen.usage)
+
+    def _take(self, response: dict[str, object]) -> None:
+        seen = self.seen
+        usage, output = response.get("usage"), response.get("output")
+        seen.usage = usage if isinstance(usage, dict) else seen.usage
+        if response.get("status") not in ("completed", "incomplete"):
+            seen.error = error_class(response.get("error"))
+            return
+        for index, item in enumerate(output if isinstance(output, list) else ()):
+            if isinstance(item, dict):
+                self._item(index, item)
+        details = response.get("incomplete_details")
+        reason = details.get("reason") if isinstance(details, dict) else None
+        calls = "tool_calls" if seen.tool_calls else "stop"
+        seen.finish_reason = {"max_output_tokens": "length", None: calls}.get(reason, str(reason))
+        if isinstance(identity := response.get("id"), str):
+            seen.response_id = identity
+            self._keep(response if self._model is None else response | {"model": self._model})
+
+    def _item(self, index: int, item: Json) -> None:
+        if item.get("type") == "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            self.seen.take(0, {"tool_calls": [{"index": index, "id": item.get("call_id"), "function": function}]})
+        content = item.get("content")
+        for part in content if item.get("type") == "message" and isinstance(content, list) else ():
+            if isinstance(part, dict):
+                self.seen.take(0, {"content": part.get("text", part.get("refusal"))})
+
+    def _renamed(self, event: bytes, data: bytes, response: Json) -> bytes:
+        if self._model is None or "model" not in response:
+            return event
+        outer = scan_text(data.decode())
+        inner = outer.nested("response")
+        if inner is None:
+            return event
+        return with_data(event, outer.edited({"response": Raw(inner.edited({"model": self._model}))}).encode())
+
+
+def _object(data: bytes) -> dict[str, object] | None:
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

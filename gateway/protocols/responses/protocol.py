@@ -1,0 +1,176 @@
+"""``POST /v1/responses``, put together, and the requests about responses that are kept.
+
+A request that continues another, or refers to its items, is expanded here from what the gateway keeps: engines get the
+whole conversation, whoever answered before, and a client can continue only what its own tenant was answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from engine_adapter.base import EngineAdapter
+from gateway.errors import BadRequest, GatewayError, NotFound
+from gateway.protocols.base import Answering, AnswerReader, Ask, Sent, ask_of_dialog, untranslatable_ask
+from gateway.protocols.form import Form, scan_text
+from gateway.protocols.openai_errors import engine_error_body, error_body
+from gateway.protocols.responses.answer import Echo
+from gateway.protocols.responses.items import input_items, references, resolved
+from gateway.protocols.responses.native import NativeResponseReader
+from gateway.protocols.responses.request import read_dialog
+from gateway.protocols.responses.store import ResponseStore, Stored
+from gateway.protocols.responses.stream import ResponseWriter
+from gateway.protocols.translated import TranslatedReader
+
+Json = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a request refers to: the items before its own, and those that it names by id."""
+
+    items: Sequence[Mapping[str, object]] = ()
+    referred: Mapping[str, Mapping[str, object]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What its answer needs to know of a request."""
+
+    values: Mapping[str, object]
+    items: Sequence[Json]  # its own, without those before it
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the client wants the response kept: unless it says otherwise."""
+        return self.values.get("store") is not False
+
+
+class Responses:
+    """The Responses endpoint."""
+
+    endpoint = "responses"
+    path = "/v1/responses"
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    async def past(self, form: Form, tenant: str) -> Past:
+        """Return what the request refers to. Raises ``BadRequest`` for what is not kept for this tenant."""
+        values = form.values
+        named = references(input_items(values))
+        referred = await self._store.items(tenant, named) if named else None
+        previous = values.get("previous_response_id")
+        if previous is None:
+            return Past(referred=referred)
+        chain = await self._store.chain(tenant, previous) if isinstance(previous, str) else None
+        if chain is None:
+            raise BadRequest(
+                f"Previous response with id {str(previous)[:128]!r} not found.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        return Past([item for stored in chain for item in (*stored.input, *stored.output())], referred)
+
+    def read(self, sent: Sent, past: object = None) -> Ask:
+        """Read a request. Raises ``BadRequest``."""
+        earlier = past if isinstance(past, Past) else Past()
+        values = sent.form.values
+        own = resolved(input_items(values), earlier.referred or {})
+        items = [*earlier.items, *own]
+        request = _Request(values, own)
+        previous = values.get("previous_response_id")
+        previous_id = previous if isinstance(previous, str) else None
+        native = sent if not earlier.items and earlier.referred is None else _expanded(sent, items)
+        try:
+            dialog = read_dialog(values, items)
+        except BadRequest as error:
+            return untranslatable_ask(
+                native,
+                self.endpoint,
+                error,
+                conversation=items,
+                request=request,
+                previous_response_id=previous_id,
+            )
+        return ask_of_dialog(dialog, native, self.endpoint, request=request, previous_response_id=previous_id)
+
+    def reader(self, ask: Ask, adapter: EngineAdapter, answering: Answering, *, is_native: bool) -> AnswerReader:
+        """Return what follows an answer."""
+        request = ask.request
+        assert isinstance(request, _Request)
+
+        def keep(response: Json) -> None:
+            if request.is_kept:
+                stored = Stored(ask.previous_response_id, _named(request.items, str(response["id"])), response)
+                self._store.put(answering.tenant, stored)
+
+        if is_native:
+            return NativeResponseReader(keep, answering.model if answering.model != answering.served_model else None)
+        echo = Echo(answering, request.values)
+        reader = TranslatedReader(adapter, ResponseWriter(echo, keep), engine_error_body)
+        reader.seen.response_id = echo.response_id
+        return reader
+
+    def error_body(self, error: GatewayError, request_id: str | None = None) -> bytes:
+        """Return the error as OpenAI's clients expect it."""
+        return error_body(error)
+
+    def engine_error_body(self, status: int, body: bytes, request_id: str | None = None) -> bytes:
+        """Return an engine's error in OpenAI's shape."""
+        return engine_error_body(status, body)
+
+    def failed_stream(self, error_body: bytes) -> bytes:
+        """Return the error as the stream's one event."""
+        return NativeResponseReader(lambda response: None).failure(error_body)
+
+    def headers(self, request_id: str) -> Mapping[str, str]:
+        """Return the header that OpenAI's clients show as the request's id."""
+        return {"x-request-id": request_id}
+
+    # ---- responses that are kept
+
+    async def get(self, tenant: str, response_id: str) -> Json:
+        """Return a kept response. Raises ``NotFound``."""
+        return (await self._kept(tenant, response_id)).response
+
+    async def items(self, tenant: str, response_id: str) -> Json:
+        """Return the items that a kept response was asked with, in one page. Raises ``NotFound``."""
+        items = (await self._kept(tenant, response_id)).input
+        ends = {"first_id": items[0]["id"] if items else None, "last_id": items[-1]["id"] if items else None}
+        return {"object": "list", "data": list(items), "has_more": False, **ends}
+
+    async def delete(self, tenant: str, response_id: str) -> Json:
+        """Forget a kept response. Raises ``NotFound``."""
+        if not await self._store.delete(tenant, response_id):
+            raise _missing(response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    async def cancel(self, tenant: str, response_id: str) -> Json:
+        """Refuse: what is kept has ended, and what runs ends when its client leaves. Raises ``GatewayError``."""
+        await self._kept(tenant, response_id)
+        raise BadRequest("only responses that run in the background can be cancelled", code="not_cancellable")
+
+    async def _kept(self, tenant: str, response_id: str) -> Stored:
+        stored = await self._store.get(tenant, response_id)
+        if stored is None:
+            raise _missing(response_id)
+        return stored
+
+
+def _missing(response_id: str) -> NotFound:
+    return NotFound(f"Response with id {response_id[:128]!r} not found.", code="response_not_found")
+
+
+def _expanded(sent: Sent, items: Sequence[object]) -> Sent:
+    """Return the request with all that it refers to written out, for an engine that never saw it."""
+    text = sent.form.edited({"input": items}, drop=frozenset({"previous_response_id"}))
+    return Sent(scan_text(text), text.encode())
+
+
+def _named(items: Sequence[Json], response_id: str) -> Sequence[Json]:
+    """Return the items with ids, which a listing needs."""
+    stem = response_id.removeprefix("resp_")
+    return [
+        item if isinstance(item.get("id"), str) else item | {"id": f"in_{stem}_{n}"} for n, item in enumerate(items)
+    ]
