@@ -91,6 +91,12 @@ class LedgerDatabase(Protocol):
         Raises ``LedgerUnavailable`` when it cannot be reached now, ``LedgerError`` when it never will be a ledger.
         """
 
+    def migrate(self, grant_to: str | None = None) -> tuple[str | None, str]:
+        """Bring the schema up whatever the policy; return the version before and after.
+
+        ``grant_to``: a role of the server that gateways run as, and that may do no more than they need.
+        """
+
     def open_readonly(self) -> LedgerSession:
         """Connect for reading; the session may be used by several threads in turn. Raises as ``open``."""
 

@@ -126,11 +126,14 @@ class Ledger:
         """Note that a request was admitted: its ``append`` follows, or else this process died.
 
         ``if_lost`` is the record that stands in that case: whoever imports the journal then writes its row. Not needed
-        for ``append``, and costs the same. Raises ``LedgerClosedError``, ``LedgerError``.
+        for ``append``, and costs the same. Raises ``LedgerFullError`` when there might be no room for its row either,
+        ``LedgerClosedError``, ``LedgerError``.
         """
         _, payload = entry_of(row_values(if_lost), is_admission=True)
         with self._lock:
-            self._journal(self._open_spool(if_lost.request_id).admit, if_lost.request_id, payload)
+            spool = self._open_spool(if_lost.request_id)
+            self._check_room(spool)
+            self._journal(spool.admit, if_lost.request_id, payload)
 
     def append(self, record: RequestRecord) -> None:
         """Accept the row of a request; when this returns, ``kill -9`` no longer loses it.
@@ -166,14 +169,17 @@ class Ledger:
 
     def _spill(self, spool: Spool, request_id: str, payload: bytes) -> None:
         """Write one row to the journal alone; the lock is held."""
-        if spool.spilled_bytes >= self._options.max_journal_bytes:
-            raise LedgerFullError(f"{spool.spilled_bytes} bytes of journal wait for {self.name} to be writable")
+        self._check_room(spool)
         try:
             spool.spill(request_id, payload)
         except OSError as error:
             raise LedgerFullError(
                 f"{len(self._pending)} rows wait for {self.name} to be writable, and no more fit the journal: {error}"
             ) from error
+
+    def _check_room(self, spool: Spool) -> None:
+        if spool.spilled_bytes >= self._options.max_journal_bytes:
+            raise LedgerFullError(f"{spool.spilled_bytes} bytes of journal wait for {self.name} to be writable")
 
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Wait until everything accepted so far is committed and synced; ``False`` when that took too long."""

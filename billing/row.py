@@ -13,7 +13,20 @@ from functools import cache
 
 import msgspec
 
-from tracing.record import Attempt, Charge, ChargeBasis, ChargeLine, HitSource, RequestRecord, Usage, UsageSource
+from tracing.record import (
+    Attempt,
+    Charge,
+    ChargeBasis,
+    ChargeLine,
+    HitSource,
+    Identity,
+    Outcome,
+    RequestRecord,
+    RunLink,
+    Stamps,
+    Usage,
+    UsageSource,
+)
 
 SqlValue = str | int | None
 
@@ -214,3 +227,30 @@ def storable(values: tuple[SqlValue, ...]) -> tuple[SqlValue, ...]:
 def row_of(record: RequestRecord) -> LedgerRow:
     """Return the row that the ledger stores for a record."""
     return LedgerRow(*row_values(record))  # type: ignore[arg-type]
+
+
+def record_of(row: LedgerRow) -> RequestRecord:
+    """Return what a row still tells of its request: all that was billed, and less of how it was served.
+
+    What rows do not hold is absent: the routing decision, tool calls, the evidence of the run, some instants.
+    """
+    return RequestRecord(
+        request_id=row.request_id,
+        endpoint=row.endpoint,
+        model=row.model,
+        served_model=row.served_model,
+        identity=Identity(tenant=row.tenant, team=row.team, key_id=row.key_id),
+        stream=bool(row.stream),
+        stamps=Stamps(row.arrived_ns, first_token_ns=row.first_token_ns, closed_ns=row.closed_ns),
+        outcome=Outcome(row.outcome),
+        status=row.status,
+        usage=row.usage(),
+        charge=row.charge(),
+        link=None if row.run_id is None else RunLink(row.run_id, row.step or 1, "ledger", 1.0),
+        attempts=tuple(row.attempt_list()),
+        error=row.error,
+        gateway_prompt_tokens=row.gateway_prompt_tokens,
+        finish_reason=row.finish_reason,
+        labels=msgspec.json.decode(row.labels, type=dict[str, str]),
+        usage_problems=tuple(msgspec.json.decode(row.usage_problems, type=list[str])),
+    )

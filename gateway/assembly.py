@@ -11,6 +11,8 @@ from billing.budget_redis import RedisBudgetStore
 from billing.budget_seeds import budget_seeds
 from billing.budget_sqlite import SqliteBudgetStore
 from billing.budgets import SUBJECTS, Budget, BudgetStore, Policy, Seed, Unit, Window
+from billing.database import Place
+from billing.ledger_options import LedgerOptions
 from billing.ledger_read import LedgerReader
 from engine_adapter.base import OPENAI_ENDPOINTS, EngineAdapter
 from engine_adapter.embedded.adapter import Embedded
@@ -18,6 +20,7 @@ from engine_adapter.embedded.launch import LaunchSpec, free_port
 from engine_adapter.openai_compatible import OpenAICompatible
 from engine_adapter.sglang import Sglang
 from gateway.attempt import AttemptOptions
+from gateway.errors import SettingsError
 from gateway.fleet import InstanceSpec
 from gateway.identity import Key, KeyRing, digest_of
 from gateway.models import ModelOptions
@@ -72,11 +75,36 @@ def budgets_of(settings: Settings, currency: str) -> list[Budget]:
     ]
 
 
+def ledger_place(settings: Settings) -> Place:
+    """Return where the ledger is. Raises ``SettingsError``, ``LedgerError``."""
+    if settings.ledger.url is None:
+        return settings.ledger_path
+    return ledger_at(
+        settings.ledger.url.get_secret_value(),
+        settings.ledger_journal_path,
+        migrates=settings.ledger.migrate == "on_start",
+    )
+
+
+def ledger_options(settings: Settings) -> LedgerOptions:
+    """Return the limits of the ledger's writer."""
+    return LedgerOptions(max_journal_bytes=settings.ledger.journal_bytes)
+
+
+def ledger_at(url: str, journal: Path, *, migrates: bool = False) -> Place:
+    """Return the ledger of a URL. Raises ``SettingsError`` without the extra that it needs, ``LedgerError``."""
+    try:
+        from billing.postgres.database import postgres_database  # the extra 'postgres'
+    except ImportError as error:
+        raise SettingsError(f"a ledger in PostgreSQL needs the extra 'postgres': {error}") from None
+    return postgres_database(url, journal, migrates=migrates)
+
+
 def budget_store(settings: Settings, budgets: Sequence[Budget]) -> BudgetStore:
     """Return where they are counted; a store that is new begins with what the ledger says. Raises ``BillingError``."""
 
     def seeds() -> list[Seed]:
-        with LedgerReader(settings.ledger_path) as reader:
+        with LedgerReader(ledger_place(settings)) as reader:
             return budget_seeds(budgets, reader, time.time_ns())
 
     url = settings.billing.budget_store

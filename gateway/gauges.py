@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from billing.ledger import Ledger
 from gateway.fleet import Fleet, Instance
 from gateway.flights import Flights
 from gateway.snapshots import SnapshotStats
@@ -52,10 +51,8 @@ _SNAPSHOT_COUNTERS: dict[str, tuple[str, Callable[[SnapshotStats], float]]] = {
 class StateCollector(Collector):
     """Reads the state when asked; nothing is counted twice."""
 
-    def __init__(
-        self, fleet: Fleet, flights: Flights, index: PrefixIndex, ledger: Ledger, snapshots: SnapshotStats
-    ) -> None:
-        self._fleet, self._flights, self._index, self._ledger = fleet, flights, index, ledger
+    def __init__(self, fleet: Fleet, flights: Flights, index: PrefixIndex, snapshots: SnapshotStats) -> None:
+        self._fleet, self._flights, self._index = fleet, flights, index
         self._snapshots = snapshots
 
     def register(self, registry: CollectorRegistry) -> None:
@@ -83,7 +80,3 @@ class StateCollector(Collector):
         for name, (text, counted) in _SNAPSHOT_COUNTERS.items():
             yield CounterMetricFamily(name, text, value=counted(self._snapshots))
         yield GaugeMetricFamily("keepwarm_index_snapshot_bytes", "Bytes of the last one", value=self._snapshots.bytes)
-        status = self._ledger.status()
-        yield GaugeMetricFamily("keepwarm_ledger_pending_rows", "Rows not yet committed", value=status.pending)
-        failing = float(status.failing_since_ns is not None)
-        yield GaugeMetricFamily("keepwarm_ledger_failing", "1 while the ledger cannot be written", value=failing)

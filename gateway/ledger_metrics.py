@@ -7,13 +7,16 @@ sample is a double: exact up to 2**53 nano-units.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from billing.counters import LedgerCounters
+from billing.errors import LedgerError
 
+_log = logging.getLogger(__name__)
 _LABELS = ["model", "outcome", "currency"]
 _TOKEN_CLASSES = (
     ("fresh", "fresh_tokens"),
@@ -34,7 +37,20 @@ class LedgerCollector(Collector):
         self._counters = counters
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the counters; corrections may lower money and tokens, so those are gauges."""
+        """Yield the counters; corrections may lower money and tokens, so those are gauges.
+
+        While the ledger cannot be read there are none: no number is better than an old one.
+        """
+        try:
+            found = sorted(self._counters.refresh().items())
+        except LedgerError as error:
+            _log.error("the ledger's sums cannot be read: %s", error)
+            found = None
+        yield GaugeMetricFamily(
+            "keepwarm_ledger_unreadable", "1 while the ledger cannot be read", value=float(found is None)
+        )
+        if found is None:
+            return
         requests = CounterMetricFamily("keepwarm_ledger_requests", "Requests in the ledger", labels=_LABELS)
         unpriced = GaugeMetricFamily(
             "keepwarm_ledger_unpriced_requests", "Requests in the ledger that have no price yet", labels=_LABELS
@@ -42,7 +58,7 @@ class LedgerCollector(Collector):
         cost = GaugeMetricFamily("keepwarm_ledger_cost_nano", "What the ledger's rows come to", labels=_LABELS)
         saved = GaugeMetricFamily("keepwarm_ledger_saved_nano", "What they saved", labels=_LABELS)
         tokens = GaugeMetricFamily("keepwarm_ledger_tokens", "Tokens in the ledger", labels=[*_LABELS, "token_class"])
-        for ((model, outcome), currency), sums in sorted(self._counters.refresh().items()):
+        for ((model, outcome), currency), sums in found:
             labels = [model or "none", outcome, currency]
             requests.add_metric(labels, sums.requests)
             unpriced.add_metric(labels, sums.unpriced)

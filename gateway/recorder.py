@@ -6,11 +6,12 @@ import logging
 
 from prometheus_client import Counter
 
-from billing.errors import LedgerError
+from billing.errors import LedgerError, LedgerFullError
 from billing.ledger import Ledger
 from billing.meter import charge
 from billing.prices import PriceBook
 from gateway.draft import Draft
+from gateway.errors import LedgerFull
 from tracing.errors import UnstorableRecord
 from tracing.export import SpanExport
 from tracing.metrics import Metrics
@@ -36,7 +37,14 @@ class Recorder:
             registry=metrics.registry,
         )
         self._lost_rows = Counter("keepwarm_lost_rows", "Rows that the ledger did not take", registry=metrics.registry)
-        self.ledger_failed = False
+        self._has_failed = False
+
+    @property
+    def ledger_failed(self) -> bool:
+        """Whether the ledger refused a row, and has not written down all that it had taken since."""
+        if self._has_failed and not self._ledger.status().pending:
+            self._has_failed = False
+        return self._has_failed
 
     def close(self, draft: Draft) -> RequestRecord:
         """Close the request's one record and hand it on. Never raises for a sink that fails; a lost row is an alarm
@@ -53,11 +61,17 @@ class Recorder:
         return record
 
     def admit(self, draft: Draft) -> None:
-        """Note in the ledger's journal what will stand for the request if this process dies before ``close``."""
+        """Note in the ledger's journal what will stand for the request if this process dies before ``close``.
+
+        Raises ``LedgerFull`` when its bill might be lost: then nobody may be asked for an answer.
+        """
         try:
             self._ledger.admit(self._record(draft, Usage(source=UsageSource.MISSING), (), Outcome.DIED))
+        except LedgerFullError as error:
+            self._has_failed, draft.is_admitted = True, False
+            raise LedgerFull("what this request costs cannot be written down now", retry_after_s=5) from error
         except LedgerError as error:
-            self.ledger_failed = True
+            self._has_failed = True
             _log.critical("the ledger did not note that %s was admitted: %s", draft.request_id, error)
 
     def _record(self, draft: Draft, usage: Usage, problems: tuple[str, ...], outcome: Outcome) -> RequestRecord:
@@ -94,7 +108,7 @@ class Recorder:
         try:
             self._ledger.append(record)
         except LedgerError as error:
-            self.ledger_failed = True
+            self._has_failed = True
             self._lost_rows.inc()
             _log.critical("the ledger did not take the row of %s: %s", record.request_id, error)
         try:

@@ -37,6 +37,7 @@ class LinkMethod(StrEnum):
     TOOL_CALL = "tool_call_id"
     MESSAGE_CHAIN = "message_chain"
     NEW = "new"
+    LEDGER = "ledger"  # the record was made from its ledger row, after its process had died
 
 
 @dataclass(frozen=True, slots=True)

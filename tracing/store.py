@@ -2,8 +2,10 @@
 
 ``append`` never blocks and never does I/O: one writer thread commits what has arrived in the meantime (group commit),
 in WAL mode, so what was committed survives ``kill -9``. Appending a record twice stores it once. The queue is bounded:
-a record that finds it full is dropped and counted, because a trace must not slow down the requests that it shows (the
-ledger, which must not lose anything, is another file with other rules). Reading methods block: call them in a thread.
+a record that finds it full is dropped, counted and told (``keepwarm_trace_dropped_records``), because a trace must not
+slow down the requests that it shows (the ledger, which must not lose anything, is another file with other rules). The
+bounds on age and number remove old records, runs whole; what is kept agrees with the ledger to the last digit. ``keep``
+is for callers that would rather wait: what is recovered of dead processes. Reading methods block: use a thread.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +34,7 @@ class TraceStoreStats:
 
     appended: int = 0
     dropped: int = 0  # found the queue full, or could not be written
+    waiting: int = 0  # in the queue now
 
 
 @dataclass(slots=True)
@@ -82,6 +85,22 @@ class TraceStore:
         except queue.Full:
             self._stats.dropped += 1
 
+    def keep(self, records: Sequence[RequestRecord], timeout_s: float) -> bool:
+        """Hand records to the writer, waiting for room, and for their commit; whether that happened in time.
+
+        Raises as :meth:`append`. Not for a request's path.
+        """
+        if self._writer is None:
+            raise TraceStoreError(f"the trace store {self._path} is closed or was opened read-only")
+        deadline = time.monotonic() + timeout_s
+        for record in records:
+            try:
+                self._queue.put(row_of(record), timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Full:
+                return False
+            self._stats.appended += 1
+        return self.flush(max(0.0, deadline - time.monotonic()))
+
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything appended before is committed; whether that happened in time."""
         if self._writer is None or not self._writer.is_alive():
@@ -111,7 +130,7 @@ class TraceStore:
 
     def stats(self) -> TraceStoreStats:
         """Counters since the store was opened."""
-        return TraceStoreStats(self._stats.appended, self._stats.dropped)
+        return TraceStoreStats(self._stats.appended, self._stats.dropped, self._queue.qsize())
 
     @property
     def failure(self) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 import msgspec
@@ -52,7 +53,7 @@ COLUMNS: Final = (
     " hit_disk_tokens, hit_pool_tokens, hit_unknown_tokens, prompt_tokens, output_tokens, ttft_ns, currency, cost_nano,"
     " saved_nano, body"
 )
-INSERT_RECORD: Final = f"INSERT OR IGNORE INTO records ({COLUMNS}) VALUES (?{', ?' * COLUMNS.count(',')})"
+_ROW: Final = f"(?{', ?' * COLUMNS.count(',')})"
 UPSERT_RUN: Final = """
 INSERT INTO runs VALUES (?, ?, ?)
 ON CONFLICT (tenant, run_id) DO UPDATE SET last_ns = max(last_ns, excluded.last_ns)
@@ -61,8 +62,14 @@ ON CONFLICT (tenant, run_id) DO UPDATE SET last_ns = max(last_ns, excluded.last_
 Row = tuple[object, ...]
 
 
+@cache
+def insert_sql(rows: int) -> str:
+    """The statement that stores so many records and leaves those that are there already."""
+    return f"INSERT OR IGNORE INTO records ({COLUMNS}) VALUES {', '.join([_ROW] * rows)}"
+
+
 def row_of(record: RequestRecord) -> Row:
-    """The values of :data:`INSERT_RECORD`. Raises :class:`UnstorableRecord`."""
+    """The values of one row of :func:`insert_sql`. Raises :class:`UnstorableRecord`."""
     usage, charge, link = record.usage, record.charge, record.link
     row: Row = (
         record.request_id,

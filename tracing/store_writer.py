@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
-from tracing.store_schema import INSERT_RECORD, SCHEMA, SCHEMA_VERSION, UPSERT_RUN, Row
+from tracing.store_schema import SCHEMA, SCHEMA_VERSION, UPSERT_RUN, Row, insert_sql
+
+#: How many records one statement takes, largest first: while it runs, the interpreter is free for requests.
+_CHUNKS = (64, 8, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +42,26 @@ def commit(connection: sqlite3.Connection, rows: list[Row]) -> None:
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
-        for row in rows:
-            connection.execute(INSERT_RECORD, row)
-            if row[2] is not None:
-                connection.execute(UPSERT_RUN, (row[1], row[2], row[4]))
+        at = 0
+        for chunk in _CHUNKS:
+            while len(rows) - at >= chunk:
+                connection.execute(insert_sql(chunk), tuple(chain.from_iterable(rows[at : at + chunk])))
+                at += chunk
+        for run, last_ns in _last_of_runs(rows).items():
+            connection.execute(UPSERT_RUN, (*run, last_ns))
         connection.execute("COMMIT")
     except sqlite3.Error:
         connection.execute("ROLLBACK")
         raise
+
+
+def _last_of_runs(rows: list[Row]) -> dict[tuple[str, str], int]:
+    """When the last request of each run in a batch arrived."""
+    last: dict[tuple[str, str], int] = {}
+    for _, tenant, run_id, _, arrived_ns, *_ in rows:
+        if isinstance(tenant, str) and isinstance(run_id, str) and isinstance(arrived_ns, int):
+            last[tenant, run_id] = max(arrived_ns, last.get((tenant, run_id), arrived_ns))
+    return last
 
 
 def forget_old(connection: sqlite3.Connection, options: TraceStoreOptions, now_ns: int) -> None:

@@ -12,7 +12,7 @@ from billing.errors import BillingError, ReconcileError
 from billing.ledger_read import LedgerReader, RowFilter
 from billing.reconcile import InvoiceColumns, Line, engine_counts, read_invoice, render, with_engine, with_invoice
 from billing.reports import Sums
-from gateway.commands.report import add_ledger_arguments, ledger_path, parse_moment
+from gateway.commands.report import add_ledger_arguments, ledger_place, parse_moment
 from gateway.errors import SettingsError
 
 
@@ -59,7 +59,7 @@ def _engine(args: argparse.Namespace) -> list[Line]:
     before = {} if args.before is None else engine_counts(args.before.read_text("utf-8"))
     after = engine_counts(args.after.read_text("utf-8"))
     sums = Sums()
-    with LedgerReader(ledger_path(args)) as reader:
+    with LedgerReader(ledger_place(args)) as reader:
         for group in reader.report(("instance", "usage_source"), _period(args)).groups:
             if group.key[0] == args.instance and group.key[1] != "none":
                 sums.add(group.sums)
@@ -72,5 +72,5 @@ def _invoice(args: argparse.Namespace) -> list[Line]:
         invoice = read_invoice(file, InvoiceColumns(**names))
     if not invoice:
         raise ReconcileError(f"{args.file} holds no lines")
-    with LedgerReader(ledger_path(args)) as reader:
+    with LedgerReader(ledger_place(args)) as reader:
         return with_invoice(reader.report(("day", "served_model"), _period(args)), invoice, args.currency)

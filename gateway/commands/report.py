@@ -9,6 +9,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from billing.database import Place
 from billing.errors import BillingError, ReportError
 from billing.focus import FocusOptions, export
 from billing.focus_check import focus_faults
@@ -16,8 +17,10 @@ from billing.ledger_read import LedgerReader, RowFilter
 from billing.report_html import render_html
 from billing.reports import DIMENSIONS, format_money, render_csv, render_json, render_table
 from billing.verify import verify_ledger
+from gateway.assembly import ledger_at
+from gateway.assembly import ledger_place as ledger_place_of
 from gateway.errors import SettingsError
-from gateway.settings import load_settings
+from gateway.settings import Settings, load_settings
 
 _AGO = re.compile(r"(\d+)([mhd])")
 _UNIT_S = {"m": 60, "h": 3600, "d": 86400}
@@ -53,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_ledger_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare how a command is told which ledger."""
-    parser.add_argument("--ledger", type=Path, metavar="PATH", help="the ledger to read (default: the settings' one)")
+    parser.add_argument("--ledger", metavar="PATH|URL", help="the ledger to read (default: the settings' one)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings file (TOML; default: $KEEPWARM_CONFIG)")
     parser.add_argument("--home", type=Path, metavar="FOLDER", help="folder for all state (default ~/.keepwarm)")
 
@@ -67,11 +70,19 @@ def run(args: argparse.Namespace) -> int:
         return 1
 
 
-def ledger_path(args: argparse.Namespace) -> Path:
-    """Return the ledger that the arguments name. Raises ``SettingsError``."""
-    if args.ledger is not None:
+def ledger_place(args: argparse.Namespace) -> Place:
+    """Return the ledger that the arguments name. Raises ``SettingsError``, ``LedgerError``."""
+    if args.ledger is not None and "://" not in args.ledger:
         return Path(args.ledger)
-    return load_settings(args.config, {} if args.home is None else {"home": str(args.home.absolute())}).ledger_path
+    settings = settings_of(args)
+    if args.ledger is not None:
+        return ledger_at(args.ledger, settings.ledger_journal_path)
+    return ledger_place_of(settings)
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """Return the settings that the arguments name. Raises ``SettingsError``."""
+    return load_settings(args.config, {} if args.home is None else {"home": str(args.home.absolute())})
 
 
 def _report(args: argparse.Namespace) -> int:
@@ -81,17 +92,17 @@ def _report(args: argparse.Namespace) -> int:
         until_ns=None if args.until is None else parse_moment(args.until, now_ns),
         run_id=args.run,
     )
-    path = ledger_path(args)
+    place = ledger_place(args)
     if args.verify:
-        verification = verify_ledger(path)
+        verification = verify_ledger(place)
         for fault in verification.faults:
             print(f"keepwarm report: {fault}", file=sys.stderr)
         print(f"verified {verification.rows} rows: {verification.fault_count} faults", file=sys.stderr)
         if not verification.passed:
             return 1
     if args.focus:
-        return _focus(path, where, args)
-    with LedgerReader(path) as reader:
+        return _focus(place, where, args)
+    with LedgerReader(place) as reader:
         report = reader.report([name for name in args.by.split(",") if name], where)
     if args.json:
         print(render_json(report))
@@ -104,8 +115,9 @@ def _report(args: argparse.Namespace) -> int:
     return 0
 
 
-def _focus(path: Path, where: RowFilter, args: argparse.Namespace) -> int:
-    with LedgerReader(path) as reader:
+def _focus(place: Place, where: RowFilter, args: argparse.Namespace) -> int:
+    with LedgerReader(place) as reader:
+        reader.check_kept(where)
         currencies = [total.currency for total in reader.totals(where)]
         if args.currency is None and len(currencies) > 1:
             raise ReportError(f"a FOCUS dataset has one currency: --currency {' or '.join(currencies)}")
