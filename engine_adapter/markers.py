@@ -8,6 +8,9 @@ Before rendering, each control token in a client's text is *guarded*: a private-
 text does not contain, is put behind its first character. The rendered text then matches control tokens only where the
 template wrote them. A guarded segment is encoded with control tokens taken as text, the guard removed.
 
+Where an engine encodes the messages itself, *escaping* them is what is left: the same character in every text, one that
+nobody sees (``ESCAPE``), which stays there.
+
 An assistant's own text keeps unguarded those tags that are not special and look like ``<think>`` or ``</tool_call>``:
 templates take answers apart at them, and they cannot fake a role.
 """
@@ -17,11 +20,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from typing import cast
 
+from engine_adapter.media import is_medium
 from engine_adapter.prompt_errors import PromptError
+
+ESCAPE = "\u2060"
+"""A word joiner: invisible, no place to break a line, and part of no control token."""
 
 _PLAIN_TAG = re.compile(r"</?[A-Za-z_]+>")
 _FIRST_PRIVATE, _LAST_PRIVATE = 0xF0000, 0xFFFFD
+_MOST_NESTED = 8
 _NEVER = re.compile(r"(?!)")
 
 
@@ -47,6 +56,41 @@ class Markers:
             }
             for message in messages
         ]
+
+    def are_spelled_in(self, messages: Sequence[Mapping[str, object]], tools: object) -> bool:
+        """Tell whether any text in the messages or tools spells a control token. O(text)."""
+        return self.guard_value(tools, ESCAPE) != tools or any(
+            self._escaped(message, times=1) != message for message in messages
+        )
+
+    def escape(
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] | None
+    ) -> tuple[list[dict[str, object]], list[dict[str, object]] | None]:
+        """Return messages and tools that spell no control token: each has ``ESCAPE`` in it. Media stay as they are."""
+        shown = cast("list[dict[str, object]] | None", self._guarded_often(tools, answer=False))
+        return [self._escaped(message) for message in messages], shown
+
+    def _escaped(self, message: Mapping[str, object], times: int = _MOST_NESTED) -> dict[str, object]:
+        is_answer = message.get("role") == "assistant"
+        escaped: dict[str, object] = {}
+        for key, value in message.items():
+            answer = is_answer and key != "tool_calls"
+            if key == "content" and isinstance(value, list):
+                escaped[key] = [
+                    self._guarded_often(part, answer, times) if not is_medium(part) else part for part in value
+                ]
+            else:
+                escaped[key] = self._guarded_often(value, answer, times)
+        return escaped
+
+    def _guarded_often(self, value: object, answer: bool, times: int = _MOST_NESTED) -> object:
+        """Guard until nothing is found any more: of two tokens that overlap, the second is found the second time."""
+        for _ in range(times):
+            guarded = self.guard_value(value, ESCAPE, answer=answer)
+            if guarded == value:
+                break
+            value = guarded
+        return value
 
     def guard_value(self, value: object, mark: str, *, answer: bool = False) -> object:
         """Return ``value`` with each string in it guarded, keys of objects included."""

@@ -8,29 +8,28 @@ begins with is not done again: see ``conversations`` and ``resumption``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from engine_adapter.answers import NO_ECHO, Answers, Echo
+from engine_adapter.answers import Answers
 from engine_adapter.conversations import (
-    MAX_POINTS,
     Content,
-    Conversation,
     ConversationMemo,
     ConversationStats,
     Growth,
     Known,
-    Point,
     Wire,
-    scope_of,
 )
-from engine_adapter.echoes import NO_PAST, PREFIX_CHAIN, Past, Voice, prompt_digest, with_answers
-from engine_adapter.ids import Hashes, HashKey, Ids, JoinedIds
+from engine_adapter.echoes import NO_PAST, PREFIX_CHAIN, Voice, with_answers
+from engine_adapter.encoded import EncodedPrompt, Guarded, PromptOptions, Tokens, grown, scope_of_prompt
+from engine_adapter.ids import Hashes, Ids, JoinedIds
 from engine_adapter.markers import Markers, contains_any, unused_marks
+from engine_adapter.media import media_of, medium_ids, with_texts
 from engine_adapter.messages import check_messages, check_tools, for_model_template, tag_end, up_to_tag
 from engine_adapter.model_templates import DEFAULT_TEMPLATE, TemplateChoice, choose_template, read_json, stop_tokens
 from engine_adapter.prompt_errors import PromptError, TemplateError
@@ -51,46 +50,6 @@ __all__ = [
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _NO_IDS: Ids = np.empty(0, np.uint32)
-_MAX_CHAINS = 8  # of one conversation: seeds times block sizes
-
-
-@dataclass(frozen=True, slots=True)
-class PromptOptions:
-    """How a chat is rendered, beside its messages and tools."""
-
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    """End inside the last message, so that the model goes on with it (as transformers does); no generation prompt."""
-    variables: Mapping[str, object] | None = None
-    """Further variables of the template, such as ``enable_thinking``."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedPrompt:
-    """A prompt's ids, and its routing hashes by block size. Don't write to the arrays."""
-
-    joined: JoinedIds
-    hashes: Mapping[int, Hashes]
-    has_markers: bool
-    """Something in the messages or tools spells a control token; another encoder may take it for one."""
-    echo: Echo = NO_ECHO
-    holds_kept: bool = False
-    """Some ids are those of answers as they were generated: only who is given the ids makes these of the messages."""
-    scope: bytes | None = None
-    """What the prompt depends on beside its messages; ``None`` where answers to it cannot be remembered."""
-    prefix_chain: Hashes | None = None
-
-    def __len__(self) -> int:
-        return len(self.joined)
-
-    @property
-    def ids(self) -> Ids:
-        """All ids, joined when asked for."""
-        return self.joined.behind(0)
-
-    def digest(self) -> int | None:
-        """Return what an ``Answer`` to this prompt must name it by; ``None`` where it was made without ``answers``."""
-        return None if self.prefix_chain is None else prompt_digest(self.joined, self.prefix_chain)
 
 
 class PromptEncoder:
@@ -183,7 +142,7 @@ class PromptEncoder:
         ``wire``, serializing it: about 0.5 µs a kB); O(text) for others, less the encoding of segments that are known.
         """
         options = options or PromptOptions()
-        scope = _scope(messages, tools, options, answers)
+        scope = scope_of_prompt(messages, tools, options, answers)
         known, content = self._find(messages, scope, wire)
         guarded = self._prepare_more(messages, known) if known is not None else None
         if known is None or guarded is None:
@@ -200,8 +159,8 @@ class PromptEncoder:
         if scope is not None and rendered.state is not None and (base is None or base.point.messages < len(messages)):
             added = content or (Growth.of(scope, known, messages) if known is not None else Content.of(messages, scope))
             if added is not None:
-                grown = _grown(added.length, guarded, rendered.state, tokens, {**old, **chains}, base)
-                self._conversations.keep(added, grown, tokens.ids.up_to(tokens.sealed), known, wire)
+                conversation = grown(added.length, guarded, rendered.state, tokens, {**old, **chains}, base)
+                self._conversations.keep(added, conversation, tokens.ids.up_to(tokens.sealed), known, wire)
         return EncodedPrompt(
             tokens.ids,
             {size: chain for (at_seed, size), chain in chains.items() if at_seed == seed},
@@ -224,6 +183,48 @@ class PromptEncoder:
         content = Content.of(messages, scope)
         return (self._conversations.find(content) if content is not None else None), content
 
+    def encode_with_media(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
+        *,
+        seed: int = 0,
+        block_sizes: Iterable[int] = (),
+        options: PromptOptions | None = None,
+    ) -> EncodedPrompt:
+        """Return a chat with media in it: its ids up to the first medium, and names from there on.
+
+        ``exact_tokens`` are what an engine sees, up to the last control token before the first medium. What follows is
+        text as ids and media by content, good for finding the same again and for nothing else. O(text and media).
+        """
+        (mark,) = unused_marks([messages, tools], 1)
+        media = list(media_of(messages))
+        shown = with_texts(messages, repeat(mark))
+        guarded = self._prepare(shown, tools, options or PromptOptions())
+        before, *behind = self._render(guarded, None, options or PromptOptions()).text.split(mark)
+        if len(behind) != len(media):
+            raise PromptError("the chat template does not show each medium once")
+        encoded = self._segments.encode_on(before, settled=len(before), guard=guarded.guard, cut=guarded.cut)
+        pieces = [encoded.ids[encoded.seal.tokens :]]
+        for medium, text in zip(media, behind, strict=True):
+            rest = self._segments.encode_on(text, guard=guarded.guard, cut=guarded.cut)
+            pieces += [medium_ids(medium), rest.ids]
+        joined = JoinedIds(encoded.ids[: encoded.seal.tokens], np.concatenate(pieces))
+        ids = cast("Sequence[int]", joined.behind(0))
+        hashes = {size: routing_hash_array(ids, size, seed) for size in set(block_sizes)}
+        marked = self.spells_control_tokens(messages, tools)
+        return EncodedPrompt(joined, hashes, marked, exact_tokens=encoded.seal.tokens)
+
+    def spells_control_tokens(self, messages: Sequence[Mapping[str, object]], tools: object) -> bool:
+        """Tell whether any text in the messages or tools spells a control token. O(text), and needs no template."""
+        return self._markers.are_spelled_in(messages, tools)
+
+    def escape(
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] | None
+    ) -> tuple[list[dict[str, object]], list[dict[str, object]] | None]:
+        """Return messages and tools whose texts spell no control token: each got an invisible character."""
+        return self._markers.escape(messages, tools)
+
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of a raw prompt as the model's tokenizer makes them: control tokens in it count as such."""
         return self._text_prefix + self._segments.encode(text) + self._text_suffix
@@ -245,7 +246,7 @@ class PromptEncoder:
         messages: Sequence[Mapping[str, object]],
         tools: Sequence[Mapping[str, object]] | None,
         options: PromptOptions,
-    ) -> _Guarded:
+    ) -> Guarded:
         """Check, shape and guard a whole conversation."""
         checked = check_messages(messages, joins_parts=self._joins_parts)
         checked_tools, variables = check_tools(tools), options.variables or {}
@@ -257,9 +258,9 @@ class PromptEncoder:
         guarded_tools = cast("list[dict[str, object]] | None", self._markers.guard_value(checked_tools, guard))
         guarded_variables = cast("dict[str, object]", self._markers.guard_value(variables, guard))
         shaped = self._markers.guard(self._shape(checked), guard)
-        return _Guarded(shaped, guarded_tools, guarded_variables, guard, cut, tag)
+        return Guarded(shaped, guarded_tools, guarded_variables, guard, cut, tag)
 
-    def _prepare_more(self, messages: Sequence[Mapping[str, object]], known: Known) -> _Guarded | None:
+    def _prepare_more(self, messages: Sequence[Mapping[str, object]], known: Known) -> Guarded | None:
         """Do the same for the messages that are new; ``None`` where they contain a mark that is in use."""
         old, count = known.conversation, known.point.messages
         new = messages[count:]
@@ -267,7 +268,7 @@ class PromptEncoder:
         if contains_any(checked, (old.guard, old.cut)):
             return None
         added = self._markers.guard(self._shape(checked), old.guard)
-        return _Guarded([*old.messages[:count], *added], old.tools, old.variables, old.guard, old.cut, "")
+        return Guarded([*old.messages[:count], *added], old.tools, old.variables, old.guard, old.cut, "")
 
     def _shape(self, checked: list[dict[str, object]]) -> list[dict[str, object]]:
         choice = self._choice
@@ -275,7 +276,7 @@ class PromptEncoder:
             return checked
         return for_model_template(checked, null_as_empty=choice.null_as_empty, parse_arguments=choice.parse_arguments)
 
-    def _render(self, guarded: _Guarded, state: LoopState | None, options: PromptOptions) -> Rendering:
+    def _render(self, guarded: Guarded, state: LoopState | None, options: PromptOptions) -> Rendering:
         template = self._choice.tool_template if guarded.tools else self._choice.template
         rendering = template.resume(
             guarded.messages,
@@ -289,7 +290,7 @@ class PromptEncoder:
             return Rendering("", "", up_to_tag(rendering.text, guarded.tag), None, resumed=False)
         return rendering
 
-    def _encode(self, rendering: Rendering, guarded: _Guarded, base: Known | None) -> _Tokens:
+    def _encode(self, rendering: Rendering, guarded: Guarded, base: Known | None) -> Tokens:
         """Encode what was rendered, behind the ids that ``base`` brings."""
         point = base.point if base is not None else None
         text = (point.open_text if point is not None else "") + rendering.text
@@ -305,7 +306,7 @@ class PromptEncoder:
         seal = encoded.seal
         marked_before = point is not None and point.has_markers
         marked_settled = marked_before or text.find(guarded.guard, 0, settled) >= 0
-        return _Tokens(
+        return Tokens(
             JoinedIds(known, encoded.ids),
             len(known) + seal.tokens,
             seal.token,
@@ -316,13 +317,13 @@ class PromptEncoder:
 
     def _with_answers(
         self,
-        tokens: _Tokens,
+        tokens: Tokens,
         messages: Sequence[Mapping[str, object]],
         answers: Answers,
         scope: bytes,
         state: LoopState | None,
         base: Known | None,
-    ) -> _Tokens:
+    ) -> Tokens:
         """Put generated ids in the place of those that rendering made of quoted answers."""
         known = tokens.ids.known
         echoed = with_answers(
@@ -347,88 +348,13 @@ class PromptEncoder:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Guarded:
-    """What goes into the template, and the characters that mark something in it."""
-
-    messages: Sequence[Mapping[str, object]]
-    tools: Sequence[Mapping[str, object]] | None
-    variables: Mapping[str, object]
-    guard: str
-    cut: str
-    tag: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Tokens:
-    """A prompt's ids, of which ``sealed`` stay when the conversation goes on."""
-
-    ids: JoinedIds
-    sealed: int
-    seal: str
-    open_text: str
-    has_settled_markers: bool
-    has_markers: bool
-    echo: Echo = NO_ECHO
-    past: Past = NO_PAST
-    holds_kept: bool = False
-
-
-def _scope(
-    messages: Sequence[Mapping[str, object]],
-    tools: Sequence[Mapping[str, object]] | None,
-    options: PromptOptions,
-    answers: Answers | None,
-) -> bytes | None:
-    """Return what the conversation is remembered under; ``None`` where it is not.
-
-    Prompts that may hold an owner's generated ids are that owner's.
-    """
-    if options.continue_final_message or not messages:
-        return None
-    owner = answers.owner if answers is not None else None
-    return scope_of(tools, options.add_generation_prompt, options.variables, owner)
-
-
-def _chain(tokens: _Tokens, seed: int, size: int, old: Hashes | None) -> Hashes:
+def _chain(tokens: Tokens, seed: int, size: int, old: Hashes | None) -> Hashes:
     """Hash the blocks that ``old`` does not hold."""
     keep = min(len(old), len(tokens.ids.known) // size) if old is not None else 0
     new = cast("Sequence[int]", tokens.ids.behind(keep * size))  # an array is all that hashing needs of a sequence
     if old is None or not keep:
         return routing_hash_array(new, size, seed)
     return np.concatenate([old[:keep], routing_hash_array(new, size, seed, parent=int(old[keep - 1]))])
-
-
-def _grown(
-    content_bytes: int,
-    guarded: _Guarded,
-    state: LoopState,
-    tokens: _Tokens,
-    hashes: Mapping[HashKey, Hashes],
-    base: Known | None,
-) -> Conversation:
-    """Return the conversation as it stands now, with the points that it had where it only grew."""
-    point = Point(
-        len(guarded.messages),
-        content_bytes,
-        state,
-        tokens.sealed,
-        tokens.seal,
-        tokens.open_text,
-        tokens.has_settled_markers,
-        tokens.past,
-    )
-    earlier = base.conversation.points if base is not None and base.ends_there() else ()
-    newest = list(hashes.items())[-_MAX_CHAINS:]
-    return Conversation(
-        messages=guarded.messages,
-        tools=guarded.tools,
-        variables=guarded.variables,
-        guard=guarded.guard,
-        cut=guarded.cut,
-        points=(*earlier, point)[-MAX_POINTS:],
-        hashes={key: chain[: tokens.sealed // key[1]] for key, chain in newest},
-    )
 
 
 def _text_frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
