@@ -68,6 +68,7 @@ class EventSocket:
         self._context = context or zmq.asyncio.Context.instance()
         self._live: zmq.asyncio.Socket | None = None
         self._monitor: zmq.asyncio.Socket | None = None
+        self._is_first_told = False
 
     async def __aenter__(self) -> EventSocket:
         live = self._live = self._context.socket(zmq.SUB)
@@ -87,11 +88,26 @@ class EventSocket:
             self._live.close(0)
             self._live = self._monitor = None
 
+    async def until_connected(self, limit_s: float) -> bool:
+        """Wait for the first connection; from then on nothing is missed that is published.
+
+        ``False`` when it takes longer: then it will be reported like a later one, since what is asked for in replay
+        until then says nothing of what is published in between.
+        """
+        assert self._monitor is not None, "use the socket inside 'async with'"
+        self._is_first_told = True
+        try:
+            async with asyncio.timeout(limit_s):
+                parse_monitor_message(await self._monitor.recv_multipart())
+        except TimeoutError:
+            return False
+        return True
+
     async def __aiter__(self) -> AsyncIterator[Arrival]:
-        """Yield arrivals for ever. The first connection is not reported, later ones are."""
+        """Yield arrivals for ever. The first connection is reported only after ``until_connected``; later ones are."""
         assert self._live is not None, "use the socket inside 'async with'"
         assert self._monitor is not None
-        live, monitor, connections = self._live, self._monitor, 0
+        live, monitor = self._live, self._monitor
         poller = zmq.asyncio.Poller()
         poller.register(live, zmq.POLLIN)
         poller.register(monitor, zmq.POLLIN)
@@ -99,9 +115,9 @@ class EventSocket:
             ready = dict(await poller.poll())
             if monitor in ready:
                 parse_monitor_message(await monitor.recv_multipart())
-                connections += 1
-                if connections > 1:
+                if self._is_first_told:
                     yield Reconnected()
+                self._is_first_told = True
             if live in ready:
                 yield _arrival(await live.recv_multipart())
 

@@ -74,6 +74,7 @@ class Gateway:
     flights: Flights
     fleet: Fleet
     index: RadixIndex
+    snapshots: IndexSnapshots
     ledger: Ledger
     traces: TraceStore
     metrics: Metrics
@@ -215,7 +216,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
                 tasks.append(group.create_task(process.run(was_ready), name=f"engine {name}"))
             try:
                 async with _listening(app, edge, settings) as (runner_url, stop_listening):
-                    yield Gateway(runner_url, flights, fleet, index, ledger, traces, metrics, processes)
+                    yield Gateway(runner_url, flights, fleet, index, snapshots, ledger, traces, metrics, processes)
                     await _drain(flights, settings, stop_listening)
                     await snapshots.save(fleet.feeds)
             finally:

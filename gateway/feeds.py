@@ -14,6 +14,7 @@ from radix_index.snapshot import REMEMBERED_BATCHES, SourceState
 from radix_index.source import SourceFold
 
 _log = logging.getLogger(__name__)
+_CONNECT_S = 2.0
 
 
 class Feed:
@@ -87,6 +88,7 @@ class Feed:
         """Fold what comes, for ever."""
         options = EventSocketOptions(topic=self._source.topic)
         async with EventSocket(self._source.endpoint, self._source.replay_endpoint, options=options) as socket:
+            await socket.until_connected(_CONNECT_S)  # what is published from here on comes by itself
             await self._take(self._resync.start(), socket)
             async for arrival in socket:
                 if isinstance(arrival, Reconnected):

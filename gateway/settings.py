@@ -31,7 +31,7 @@ ENVIRONMENT_PREFIX = "KEEPWARM_"
 CONFIG_VARIABLE = "KEEPWARM_CONFIG"
 
 _NOT_SETTINGS = re.compile(r"KEEPWARM_(CONFIG$|(\w+_)?PYTHON$|TORCH|SERVICE_(HOST|PORT)|PORT(_|$))")
-"""Variables of the scripts here, which name interpreters, and those that Kubernetes puts beside a service that is called ``keepwarm``."""
+"""Variables of the scripts here, and those that Kubernetes puts beside a service that is called ``keepwarm``."""
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]

@@ -194,3 +194,23 @@ async def test_a_replay_without_an_end_ends_at_the_deadline_or_the_limit(context
 async def test_without_a_replay_socket_there_is_no_replay(context: zmq.asyncio.Context) -> None:
     async with EventSocket("tcp://127.0.0.1:1", context=context) as socket:
         assert await socket.replay(0) is None
+
+
+async def test_a_first_connection_that_was_waited_for_is_not_reported_and_one_that_came_too_late_is(
+    context: zmq.asyncio.Context,
+) -> None:
+    publisher = Publisher(context)
+    async with EventSocket(publisher.endpoint, context=context) as socket:
+        assert await socket.until_connected(DEADLINE_S)
+        await publisher.subscribed()
+        await publisher.send(*frames(1))
+        (arrival,) = await take(aiter(socket), 1)
+        assert isinstance(arrival, EventBatch)
+    endpoint = publisher.endpoint
+    await publisher.leave()
+    async with EventSocket(endpoint, context=context) as socket:
+        assert not await socket.until_connected(0.01)
+        publisher = Publisher(context, endpoint)
+        (arrival,) = await take(aiter(socket), 1)
+        assert isinstance(arrival, Reconnected)
+    publisher.close()

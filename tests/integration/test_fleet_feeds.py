@@ -8,56 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from engine_adapter.embedded.publisher import EventPublisher, PublisherOptions
-from kvstore.block import content_hashes, event_hash, routing_hashes, routing_seed
-from kvstore.events import BlocksRemoved, BlocksStored, TierCleared
+from kvstore.block import routing_hashes, routing_seed
+from kvstore.events import BlocksRemoved, TierCleared
 from kvstore.page import Tier
 from radix_index.base import Knowledge
 from tests.gateways import Client, gateway_for
-from tests.scripted_engine import Json, ScriptedEngine
+from tests.publishing_engine import BLOCK, PublishingEngine
+from tests.scripted_engine import ScriptedEngine
 
-BLOCK = 16
 PROMPT = list(range(100, 100 + 10 * BLOCK + 3))
 
 
-class Engine:
-    """A scripted engine with a real event publisher."""
-
-    def __init__(self, engine: ScriptedEngine, pool: str | None) -> None:
-        self.engine, self.publisher, self._pool = engine, EventPublisher(), pool
-        self.tell()
-
-    def tell(self) -> None:
-        """Say in ``/server_info`` where events are."""
-        events: Json = {
-            "publisher": "zmq",
-            "endpoint_host": "*",
-            "endpoint_port_base": self.publisher.port,
-            "replay_endpoint_port_base": self.publisher.replay_port,
-            "topic": self.publisher.topic,
-            "block_size": BLOCK,
-            "dp_size": 1,
-        }
-        self.engine.info = {"kv_events": events, "keepwarm": {"pool_id": self._pool}}
-
-    def holds(self, tokens: Sequence[int], tier: Tier = Tier.DEVICE, salt: str | None = None) -> tuple[int, ...]:
-        """Publish that these tokens' blocks are stored; returns the engine's names of them."""
-        names = tuple(event_hash(digest) for digest in content_hashes(tokens, BLOCK, salt=salt))
-        whole = tuple(tokens[: len(names) * BLOCK])
-        self.publisher.publish([BlocksStored(names, None, whole, BLOCK, tier, salt=salt)])
-        return names
-
-    def lives_anew(self) -> None:
-        """Be another process: other sockets, nothing held."""
-        self.publisher.close()
-        self.publisher = EventPublisher()
-        self.tell()
-
-
 @asynccontextmanager
-async def _fleet(home: Path, *, pool: str | None = None) -> AsyncIterator[tuple[Client, Engine, Engine]]:
+async def _fleet(
+    home: Path, *, pool: str | None = None
+) -> AsyncIterator[tuple[Client, PublishingEngine, PublishingEngine]]:
     async with ScriptedEngine() as first, ScriptedEngine() as second:
-        a, b = Engine(first, pool), Engine(second, pool)
+        a, b = PublishingEngine(first, pool), PublishingEngine(second, pool)
         try:
             models = [{"name": "m", "tokenizer": "none"}]
             async with gateway_for([first, second], home, models=models) as client:
@@ -137,9 +104,7 @@ async def test_a_restarted_engine_starts_with_nothing(tmp_path: Path, is_seen: b
             a.lives_anew()
             await a.engine.open()
         else:
-            port, replay = a.publisher.port, a.publisher.replay_port
-            a.publisher.close()
-            a.publisher = EventPublisher(PublisherOptions(port=port, replay_port=replay))
+            a.restarts_in_place()
         a.holds(PROMPT[: 3 * BLOCK])
         await client.until(lambda: _blocks(client) == 3 and _knowledge(client, "e0") is Knowledge.COMPLETE)
         assert (await _routed(client, PROMPT))[:2] == ("e0", 3 * BLOCK)

@@ -218,6 +218,7 @@ def main() -> int:
     arguments.add_argument("--json", type=Path, help="write every row there")
     arguments.add_argument("--keep", type=Path, help="keep logs, model and state in this folder")
     options = arguments.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaving by an exception ends every process
     python = os.environ.get(PYTHON_VARIABLE)
     if not python:
         print(f"{PYTHON_VARIABLE} names no Python with sglang: see {HERE / 'README.md'}", file=sys.stderr)
