@@ -24,7 +24,7 @@ from billing.entry import decode, entry_of
 from billing.errors import LedgerClosedError, LedgerError, LedgerFullError, LedgerUnavailable
 from billing.group import write_group
 from billing.journal import Segment
-from billing.ledger_options import COUNTERS, LedgerOptions, LedgerStatus
+from billing.ledger_options import COUNTERS, Follower, LedgerOptions, LedgerStatus
 from billing.ledger_read import ALL_ROWS, LedgerReader, RowFilter, Totals
 from billing.prices import PriceBook
 from billing.rollup import ADVANCE_ROWS, advance
@@ -32,7 +32,7 @@ from billing.row import LedgerRow, row_values
 from billing.spool import Spool
 from tracing.record import RequestRecord
 
-__all__ = ["Ledger", "LedgerOptions", "LedgerStatus"]
+__all__ = ["Follower", "Ledger", "LedgerOptions", "LedgerStatus"]
 
 log = logging.getLogger("keepwarm.billing.ledger")
 
@@ -42,8 +42,7 @@ _DEFAULTS = LedgerOptions()
 class Ledger:
     """The writer. Thread-safe; several processes may have the same ledger open, on one machine or, with a server, many.
 
-    ``on_recovered`` is told the rows of requests whose process is gone, those that died with it among them, before
-    their journal is removed: what else should know of them. It may be told some twice, and must not raise.
+    ``follower``: what else is told of each request, and has to agree with the ledger whatever dies.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class Ledger:
         place: Place,
         options: LedgerOptions = _DEFAULTS,
         *,
-        on_recovered: Callable[[Sequence[LedgerRow]], None] | None = None,
+        follower: Follower | None = None,
     ) -> None:
         self._database = database_at(place)
         self.name = self._database.name
@@ -67,8 +66,11 @@ class Ledger:
             write=lambda rows, only_if_absent: self._write(rows, only_if_absent=only_if_absent),
             stored=lambda ids: self._connected().rows_of(ids),
             group_rows=options.max_group_rows,
-            told=on_recovered,
+            told=None if follower is None else follower.recovered,
         )
+        self._follower = follower
+        self._done: list[Segment] = []  # files that may go as soon as the follower has caught up
+        self._adopt_at = 0.0  # when journals of dead processes are looked for next
         self._unrolled = 0  # rows committed since the rollups were brought up
         self._counters = dict.fromkeys(COUNTERS, 0)
         self._failing_since_ns: int | None = None
@@ -214,11 +216,13 @@ class Ledger:
             self._wake.notify_all()
         self._thread.join(timeout_s + self._database.patience_s + 1)
         status = self.status()
+        if self._follower is not None:
+            self._follower.catch_up()
         with self._lock:
             self._thread = None
             if self._spool is not None:
-                self._spool.close(keep=bool(status.pending) or self._spool.has_admitted)
-                self._spool = None
+                self._spool.close(self._done, keep=bool(status.pending) or self._spool.has_admitted)
+                self._spool, self._done = None, []
         if status.pending:
             lost = min(status.journal_failures, status.pending)
             raise LedgerError(
@@ -269,8 +273,10 @@ class Ledger:
 
     def _write_some(self) -> bool:
         """Commit what waits in memory, up to a group, then one file of what waits on disk; ``False``: closed before."""
-        assert self._spool is not None
-        self._spool.prepare_spare()
+        spool = self._spool
+        if spool is None:  # ``close`` has given up on this thread
+            return False
+        spool.prepare_spare()
         with self._lock:
             limit = self._options.max_group_rows
             group, self._pending = self._pending[:limit], self._pending[limit:]
@@ -278,10 +284,10 @@ class Ledger:
             if not self._waits() and not self._closing:
                 self._hurry.clear()
             if not self._pending:
-                self._let_go(self._spool)
+                self._let_go(spool)
         if group and not self._write_until_done(group):
             return False
-        return self._spool.spilled_rows == 0 or self._unspill(self._spool)
+        return spool.spilled_rows == 0 or self._unspill(spool)
 
     def _let_go(self, spool: Spool) -> None:
         try:
@@ -306,7 +312,7 @@ class Ledger:
         if segment is not None:
             with self._lock:
                 spool.drop_oldest_spilled()
-            self._remove([segment])
+            self._forget([segment])
         return True
 
     def _write_until_done(self, group: Sequence[Values], spilled: Spool | None = None) -> bool:
@@ -328,7 +334,7 @@ class Ledger:
         with self._lock:
             self._succeeded()
             done = [] if spilled is not None or self._spool is None else self._spool.take_sealed()
-        self._remove(done)
+        self._forget(done)
         with self._lock:
             self._count(committed=len(group), duplicates=duplicates)
             if spilled is None:
@@ -337,13 +343,21 @@ class Ledger:
                 spilled.spilled_rows -= len(group)
             self._wake.notify_all()
         self._unrolled += len(group)
-        if self._unrolled >= ADVANCE_ROWS:
-            self._unrolled = 0
+        if time.monotonic() >= self._adopt_at:
+            self._tidy()
+        elif self._unrolled >= ADVANCE_ROWS:
             self._roll_up()
         return True
 
-    def _remove(self, segments: Sequence[Segment]) -> None:
-        for segment in segments:
+    def _forget(self, done: list[Segment]) -> None:
+        """Remove files: where somebody follows, those before these, since of all in them it has been told by now."""
+        if self._follower is None:
+            going = done
+        else:
+            going, self._done = self._done, done
+            if going:
+                self._follower.catch_up()
+        for segment in going:
             try:
                 segment.remove()
             except OSError as error:  # it is imported again some day, and found to be there already
@@ -408,7 +422,8 @@ class Ledger:
             log.warning("ledger %s: journals of dead processes are imported later: %s", self.name, error)
 
     def _tidy(self) -> None:
-        """Nothing waits to be written: import what dead processes left, bring the rollups up."""
+        """Import what dead processes left, bring the rollups up."""
+        self._adopt_at = time.monotonic() + self._options.adopt_interval_s
         try:
             self._connected()
             self._adoption.run(self._count_adopted)
@@ -417,6 +432,7 @@ class Ledger:
         else:
             with self._lock:
                 self._succeeded()
+            self._forget([])
             self._roll_up()
 
     def _count_adopted(self, adopted: Adopted) -> None:
@@ -425,6 +441,7 @@ class Ledger:
 
     def _roll_up(self) -> None:
         """Bring the rollups up until there is something better to do. They may lag: reports read the rows beyond."""
+        self._unrolled = 0
         try:
             while advance(self._connected()) and not self._pending:
                 pass

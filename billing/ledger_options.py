@@ -1,8 +1,12 @@
-"""The limits of the ledger's writer, and what it tells of itself."""
+"""The limits of the ledger's writer, what it tells of itself, and whom it tells of others."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Protocol
+
+from billing.row import LedgerRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +49,18 @@ COUNTERS = tuple(
     for field in fields(LedgerStatus)
     if field.name not in ("pending", "spilled", "spilled_bytes", "failing_since_ns")
 )
+
+
+class Follower(Protocol):
+    """Something that is told of every request beside the ledger and must end up agreeing with it: the trace store.
+
+    It is told by the request's own process, a moment after the ledger. The journal is what remembers in between, so
+    the ledger tells it what it finds in journals of dead processes, and lets no journal go before it has caught up.
+    Its methods are called by the ledger's writer and must not raise; while one runs, rows wait.
+    """
+
+    def recovered(self, rows: Sequence[LedgerRow]) -> None:
+        """These rows stand for requests whose process is gone; keep what is missing. May come twice."""
+
+    def catch_up(self) -> None:
+        """Return when everything that it has been told of is kept."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from billing.journal import Segment
@@ -105,9 +106,9 @@ class Spool:
             except OSError as error:
                 log.error("journal %s: no new file: %s", self.directory, error)
 
-    def close(self, *, keep: bool) -> None:
-        """Leave the files for whoever opens the ledger next, or remove them."""
-        for segment in (*self._sealed, *self._waiting, *self._backlog, self._current, self._spare):
+    def close(self, done: Sequence[Segment], *, keep: bool) -> None:
+        """Leave the files, those that are done with among them, for whoever opens the ledger next, or remove them."""
+        for segment in (*done, *self._sealed, *self._waiting, *self._backlog, self._current, self._spare):
             if segment is not None:
                 if keep:
                     segment.close()

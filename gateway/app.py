@@ -47,7 +47,7 @@ from gateway.prompts import PromptBook
 from gateway.protocols.responses.protocol import Responses
 from gateway.protocols.responses.store import ResponseStore
 from gateway.recorder import Recorder
-from gateway.recovery import into_traces
+from gateway.recovery import TraceFollower
 from gateway.routing import POLICIES
 from gateway.settings import Settings
 from gateway.snapshots import IndexSnapshots
@@ -117,7 +117,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         traces = TraceStore(settings.trace_path)
         stack.push_async_callback(asyncio.to_thread, traces.close, _FLUSH_S)
         place = assembly.ledger_place(settings)
-        ledger = Ledger(place, assembly.ledger_options(settings), on_recovered=into_traces(traces))
+        ledger = Ledger(place, assembly.ledger_options(settings), follower=TraceFollower(traces))
         await asyncio.to_thread(ledger.start)
         stack.push_async_callback(asyncio.to_thread, ledger.close, _FLUSH_S)
         await asyncio.to_thread(ledger.register, book)

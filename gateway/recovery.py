@@ -1,29 +1,35 @@
-"""What the trace store is told of requests whose process died: their ledger rows say what was billed for them."""
+"""What keeps the trace store in agreement with the ledger whatever dies: a request that has a bill has a trace."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from billing.row import LedgerRow, record_of
 from tracing.errors import TracingError
 from tracing.store import TraceStore
 
 _log = logging.getLogger(__name__)
-_KEEP_S = 60.0
+_PATIENCE_S = 30.0
 
 
-def into_traces(traces: TraceStore) -> Callable[[Sequence[LedgerRow]], None]:
-    """Return what a ledger tells its recovered rows to: each request then has a trace that agrees with its bill.
+class TraceFollower:
+    """The ledger's follower. A trace store that fails is told, and holds no bill up for longer than some seconds."""
 
-    A record that the dead process had stored is the fuller one, and stays.
-    """
+    def __init__(self, traces: TraceStore) -> None:
+        self._traces = traces
 
-    def keep(rows: Sequence[LedgerRow]) -> None:
+    def recovered(self, rows: Sequence[LedgerRow]) -> None:
+        """Keep a record of each, made from its row; one that the dead process had stored is fuller, and stays."""
         try:
-            if not traces.keep([record_of(row) for row in rows], _KEEP_S):
-                _log.error("traces of %d requests of a dead process are not all kept", len(rows))
+            kept = self._traces.keep([record_of(row) for row in rows], _PATIENCE_S)
         except TracingError as error:
             _log.error("traces of %d requests of a dead process are not all kept: %s", len(rows), error)
+            return
+        if not kept:
+            _log.error("traces of %d requests of a dead process are not all kept", len(rows))
 
-    return keep
+    def catch_up(self) -> None:
+        """Wait until what was appended is committed."""
+        if not self._traces.flush(_PATIENCE_S):
+            _log.error("the trace store does not keep up: what it has not stored is lost if this process dies")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from billing.corrections import correct
 from billing.counters import DIMENSIONS as COUNTED
 from billing.counters import LedgerCounters
 from billing.database import LedgerDatabase, database_at
+from billing.entry import entry_of
 from billing.errors import LedgerError, PeriodError, RowsRemoved
 from billing.group import write_group
 from billing.journal import Segment
@@ -41,7 +42,6 @@ DEARER = PriceBook.from_toml(
 DAY_NS = 24 * HOUR_NS
 FIRST_HOUR_NS = START_NS // HOUR_NS * HOUR_NS
 LATER_NS = START_NS + 400 * DAY_NS
-Make = Callable[[], LedgerDatabase]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -301,24 +301,33 @@ class TestRetention:
         assert len(stored(aged)) == 80
 
 
+class Follows:
+    def __init__(self, told: list[LedgerRow]) -> None:
+        self.told = told
+
+    def recovered(self, rows: Sequence[LedgerRow]) -> None:
+        self.told += rows
+
+    def catch_up(self) -> None:
+        pass
+
+
 class TestJournal:
     def test_what_a_dead_process_left_is_imported_and_told(self, database: LedgerDatabase) -> None:
         book, told = PriceBook.default(), list[LedgerRow]()
         Ledger(database, QUICK).start().close()
-        dead = Ledger(database, replace(QUICK, commit_window_s=60)).start()
+        dead = Segment(database.journal_dir)
         for number in range(3):
-            dead.admit(died_in_flight(number, book))
-        dead.append(billed(1, book))
-        assert dead._spool is not None
-        dead._spool._current.close()  # its process is gone: nobody holds the file any more
-        with Ledger(database, QUICK, on_recovered=told.extend) as ledger:
+            dead.append(entry_of(row_values(died_in_flight(number, book)), is_admission=True)[1])
+        dead.append(entry_of(row_values(billed(1, book)))[1])
+        dead.close()
+        with Ledger(database, QUICK, follower=Follows(told)) as ledger:
             ledger.register(book)
             assert (ledger.status().recovered, ledger.status().died_in_flight) == (1, 2)
         right = [row_of(billed(1, book)), row_of(died_in_flight(0, book)), row_of(died_in_flight(2, book))]
         assert sorted(stored(database), key=lambda row: row.request_id) == sorted(right, key=lambda r: r.request_id)
         assert sorted(told, key=lambda row: row.request_id) == sorted(right, key=lambda row: row.request_id)
         assert verify_ledger(database).faults == []
-        dead._spool = None
 
     def test_a_journal_of_another_kind_is_left_alone(self, database: LedgerDatabase) -> None:
         Ledger(database, QUICK).start().close()
