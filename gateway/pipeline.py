@@ -31,11 +31,13 @@ from gateway.draft import Draft, labels_of, traceparent_of
 from gateway.errors import BadRequest, Draining, GatewayError, NoInstance, UpstreamUnusable
 from gateway.flights import Flights
 from gateway.identity import Caller, KeyRing, effective_salt
+from gateway.marks import prefix_marks
 from gateway.models import ModelDirectory
 from gateway.prompts import PromptBook
 from gateway.protocols.base import Ask, EndpointProtocol, Sent, scan_body
 from gateway.recorder import Recorder
 from gateway.relay import ClientGone, Reply
+from gateway.sessions import session_of
 from gateway.spending import Spending
 from tracing.messages import MessageChain, message_chain, new_tool_result_ids, tool_result_ids
 from tracing.record import Outcome, UsageSource
@@ -149,6 +151,7 @@ class Pipeline:
             self._dispatcher.block_sizes(admitted.model),
             admitted.ask.body,
         )
+        draft.marks = prefix_marks(prompt, draft.chain)
         draft.prompt_tokens = prompt.tokens if prompt is not None and prompt.is_counted else None
         draft.counts_checked = draft.counts_checked and prompt is not None and prompt.is_comparable
         if self._spending is not None:
@@ -197,6 +200,7 @@ class Pipeline:
                 request_id=draft.request_id,
                 at_ns=draft.arrived_ns,
                 explicit_run_id=run_id,
+                session_id=session_of(headers),
                 previous_response_id=admitted.ask.previous_response_id,
                 tool_result_ids=words.result_ids,
                 message_hashes=draft.chain,

@@ -23,6 +23,7 @@ _ROLE_ALIASES = {"developer": "system"}
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 _REASONING_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
 _CALLS_AS_TEXT = "Calling tools:\n["  # smolagents sends calls back as the text of a list of Python dictionaries
+_CODE_END = "</code>"  # of smolagents' code agent
 _ID_IN_TEXT = re.compile(r"\{'id': '([^'\\]{1,128})', 'type': 'function'")
 
 
@@ -106,11 +107,14 @@ def _role(message: Mapping[str, object]) -> str:
 
 def _canonical(message: Mapping[str, object], role: str) -> list[object]:
     calls = message.get("tool_calls")
+    content = _content(message.get("content"))
+    if role == "assistant":
+        content = [words for part in content if (words := _own_words(part) if isinstance(part, str) else part)]
     return [
         role,
         message.get("name") or "",
         message.get("tool_call_id") or message.get("call_id") or "",
-        _content(message.get("content")),
+        content,
         [_call(call) for call in calls] if isinstance(calls, list) else [],
         [_arguments(message.get("arguments")), _content(message.get("output"))],
     ]
@@ -134,6 +138,12 @@ def _content(content: object) -> list[object]:
             kept = {name: value for name, value in part.items() if name not in ("cache_control", "content")}
             parts.append([kept, _content(part.get("content"))])
     return parts
+
+
+def _own_words(text: str) -> str:
+    """What the model said of a text that it is quoted with: not the calls that an agent appends to it as text, nor the
+    mark that ends code, which a model that stops there leaves to the agent."""
+    return text.partition(_CALLS_AS_TEXT)[0].strip().removesuffix(_CODE_END).strip()
 
 
 def _call(call: object) -> object:

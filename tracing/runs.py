@@ -1,8 +1,9 @@
 """Which agent run a request belongs to, found without asking the client to say so.
 
-Evidence, strongest first: an explicit run header; the response that the client says it continues; the id of a tool call
-that we answered with; the longest chain of messages that ends in an answer of ours. Without evidence a request starts a
-new run, so two identical first prompts (twins) are two runs, and stay two:
+Evidence, strongest first: an explicit run header; a session that the client itself names (some agents do); the response
+that the client says it continues; the id of a tool call that we answered with; the longest chain of messages that ends
+in an answer of ours. Without evidence a request starts a new run, so two identical first prompts (twins) are two runs,
+and stay two:
 
 - an answer's node in the message chain can be continued by whoever quotes the answer. If two runs gave the same
   answer to the same prompt, one continuation goes to each, oldest first, because a node prefers a run that has not been
@@ -33,6 +34,7 @@ class LinkMethod(StrEnum):
     """The evidence that a link rests on (``RunLink.method``)."""
 
     HEADER = "header"
+    SESSION = "session"
     PREVIOUS_RESPONSE = "previous_response_id"
     TOOL_CALL = "tool_call_id"
     MESSAGE_CHAIN = "message_chain"
@@ -63,6 +65,7 @@ class RunEvidence:
     request_id: str
     at_ns: int
     explicit_run_id: str | None = None
+    session_id: str | None = None  # what the client's own headers call its session
     previous_response_id: str | None = None
     tool_result_ids: tuple[str, ...] = ()
     message_hashes: MessageChain = ()
@@ -100,8 +103,8 @@ class _Key:
     """The memory of one key: runs least recently used first, and what points into them."""
 
     runs: OrderedDict[str, _Run] = field(default_factory=OrderedDict)
-    # (kind, value) -> the steps that left it, oldest first, at most one a run. Kinds: "tool", "response", "answer",
-    # "prompt", "request"
+    # (kind, value) -> the steps that left it, oldest first, at most one a run. Kinds: "session", "tool", "response",
+    # "answer", "prompt", "request"
     index: dict[tuple[str, object], dict[_Run, _Step]] = field(default_factory=dict)
     entries: int = 0
 
@@ -129,9 +132,13 @@ class RunLinker:
         key = self._key(evidence.key_id)
         self._expire(key, evidence.at_ns)
         match = self._match(key, evidence)
+        session = self._by_session(key, evidence)
         if evidence.explicit_run_id is not None:
             run = key.runs.get(evidence.explicit_run_id) or self._open(key, evidence.explicit_run_id, evidence.at_ns)
             method, confidence = LinkMethod.HEADER, 1.0
+            previous = match.step if match is not None and match.step.run is run else run.last
+        elif session is not None:
+            run, method, confidence = session, LinkMethod.SESSION, 0.95
             previous = match.step if match is not None and match.step.run is run else run.last
         elif match is not None:
             run, method, confidence, previous = match.step.run, match.method, match.confidence, match.step
@@ -141,7 +148,9 @@ class RunLinker:
             confidence = 0.5 if _quotes_an_answer(evidence) else 1.0  # it quotes an answer that we don't remember
         if previous is not None:
             previous.continued = True
-        self._advance(key, run, evidence)
+        step = self._advance(key, run, evidence)
+        if evidence.session_id is not None:
+            self._remember(step, ("session", evidence.session_id))
         return RunLink(run.run_id, run.steps, method.value, confidence, previous.request_id if previous else None)
 
     def answered(
@@ -218,6 +227,10 @@ class RunLinker:
             if steps:
                 return _Match(_preferred(steps.values()), LinkMethod.PREVIOUS_RESPONSE, 1.0)
         return self._by_tool_call(key, evidence) or self._by_chain(key, evidence)
+
+    def _by_session(self, key: _Key, evidence: RunEvidence) -> _Run | None:
+        steps = key.index.get(("session", evidence.session_id)) if evidence.session_id is not None else None
+        return list(steps)[-1] if steps else None
 
     def _by_tool_call(self, key: _Key, evidence: RunEvidence) -> _Match | None:
         for tool_call_id in reversed(evidence.tool_result_ids):

@@ -15,6 +15,7 @@ from tracing.store import Money, RunSummary
 STEPS_PER_PAGE: Final = 200
 _EVIDENCE: Final = {
     "header": "the client named the run",
+    "session": "the client named its session",
     "previous_response_id": "it continues a response by its id",
     "tool_call_id": "it brings the result of a tool call that we answered with",
     "message_chain": "its messages continue an answer of ours",

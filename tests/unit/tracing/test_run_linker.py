@@ -345,3 +345,27 @@ def _step_after(history: list[Message], call_id: str) -> int:
         "k", "r2", 2, tool_result_ids=tool_result_ids(history), message_hashes=message_chain(history)
     )
     return linker.link(evidence).step
+
+
+def test_a_session_that_the_client_names_joins_what_nothing_else_does() -> None:
+    gateway = Gateway()
+    first = gateway.step([SYSTEM, user("task")], calls("a"), session_id="s1")
+    title = gateway.step([user("a title for: task")], says("A task"), session_id="s1")
+    main = gateway.step([SYSTEM, user("task"), calls("a"), result("a")], says("done"), session_id="s1")
+    rewritten = gateway.step([SYSTEM, user("summary of it all")], says("go on"), session_id="s1")
+    other = gateway.step([SYSTEM, user("task")], calls("a"), session_id="s2")
+    assert {title.run_id, main.run_id, rewritten.run_id} == {first.run_id}
+    assert other.run_id != first.run_id
+    assert [link.step for link in (first, title, main, rewritten)] == [1, 2, 3, 4]
+    assert main.previous_request_id == "r1"
+    assert title.method == LinkMethod.SESSION
+
+
+def test_code_agents_quote_answers_with_calls_and_marks_that_the_model_never_wrote() -> None:
+    gateway = Gateway()
+    code = "I look.\n<code>\nprint(look(q='a'))\n"
+    first = gateway.step([SYSTEM, user("task")], says(code))
+    quoted = code + "</code>\nCalling tools:\n[{'id': 'call_1', 'type': 'function', 'function': {}}]"
+    second = gateway.step([SYSTEM, user("task"), says(quoted), user("Observation: b")], says("done"))
+    assert (second.run_id, second.method) == (first.run_id, LinkMethod.MESSAGE_CHAIN)
+    assert message_chain([user(quoted)]) != message_chain([user(code)])
