@@ -19,6 +19,7 @@ from tracing.record import (
     HitSource,
     Identity,
     Outcome,
+    PrefixMarks,
     RunLink,
     Stamps,
     Usage,
@@ -53,6 +54,7 @@ class Draft:
     labels: dict[str, str] = field(default_factory=dict)
     chain: MessageChain = ()
     message_tip: str | None = None
+    marks: PrefixMarks | None = None
     reader: AnswerReader | None = None
     ticket: Ticket = field(default_factory=Ticket)  # what is reserved in budgets
     watch: Watch | None = None  # wants to know what the last instance reports of the prompt

@@ -101,6 +101,7 @@ class Recorder:
             labels=draft.labels,
             traceparent=draft.traceparent,
             usage_problems=problems,
+            prefix=draft.marks,
             message_tip=draft.message_tip,
         )
 

@@ -172,6 +172,24 @@ class RunLink:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixMarks:
+    """Names of a prompt's leading parts, from which it follows who shares which prefix; nothing of what was said.
+
+    The n-th mark names the first ``n * stride_tokens`` tokens (``kvstore.block``'s routing hash at that block), so equal
+    marks mean equal prefixes in one cache namespace. ``digest`` names the whole conversation as the client sent it.
+    """
+
+    stride_tokens: int
+    hashes: bytes  # 8 bytes a mark, little-endian
+    is_cut: bool = False  # the prompt is longer than its marks
+    digest: str | None = None
+
+    def marks(self) -> tuple[int, ...]:
+        """Return the marks, the shortest prefix first."""
+        return tuple(int.from_bytes(self.hashes[at : at + 8], "little") for at in range(0, len(self.hashes), 8))
+
+
+@dataclass(frozen=True, slots=True)
 class Identity:
     """Who asked."""
 
@@ -224,6 +242,7 @@ class RequestRecord:
     labels: dict[str, str] = field(default_factory=dict)  # bounded: "agent", "step_name", …
     traceparent: str | None = None  # W3C, as the client sent it
     usage_problems: tuple[str, ...] = ()  # what was wrong with the engine's usage: clamps and contradictions
+    prefix: PrefixMarks | None = None  # ``None``: the prompt's ids were not known
     message_tip: str | None = None  # chained hash (hex) of prompt and answer: a restarted gateway links by it
 
     @property
