@@ -242,10 +242,13 @@ def main() -> int:
             run = Run(gateway, servers)
             for server in servers:
                 _until_served(gateway, server.name)
-            scripted(run, gateway)
-            strict = list(run.rows)
-            hurried(run)
-            figures = report(run.rows, servers[0].version())
+            version = servers[0].version()
+            try:
+                scripted(run, gateway)
+                strict = list(run.rows)
+                hurried(run)
+            finally:
+                figures = report(run.rows, version)
         finally:
             for process in (gateway, *servers):
                 process.stop()
