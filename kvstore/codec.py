@@ -36,6 +36,7 @@ class PageHeader(msgspec.Struct, frozen=True, array_like=True):
     length: int
     checksum: int
     meta: PageMeta
+    expires_at_s: int = 0  # of the wall clock; 0: never
 
 
 class IndexRecord(msgspec.Struct, frozen=True, array_like=True):

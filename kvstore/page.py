@@ -10,6 +10,7 @@ import hashlib
 import math
 from dataclasses import asdict, dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -89,6 +90,13 @@ def key_content_hash(key: PageKey) -> bytes:
     return key[16:]
 
 
+class Namespace(NamedTuple):
+    """Whose pages are whose: the salt and the adapter that a block was computed under. Never shared across."""
+
+    salt: str | None = None
+    adapter: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class PageMeta:
     """What a page says of its block, so that a reopened tier can announce what it holds to the index.
@@ -101,3 +109,8 @@ class PageMeta:
     token_ids: bytes
     salt: str | None = None
     adapter: str | None = None
+
+    @property
+    def namespace(self) -> Namespace:
+        """Whose page it is."""
+        return Namespace(self.salt, self.adapter)

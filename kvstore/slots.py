@@ -12,16 +12,22 @@ thread-safe: the tier's lock guards it. Every method is O(1) amortised for each 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from kvstore.page import PageKey, PageMeta, key_fingerprint, page_key
-from kvstore.policy import EvictionPolicy
+from kvstore.page import Namespace, PageKey, PageMeta, key_fingerprint, page_key
+from kvstore.policy import EvictionPolicy, PrefixLru
 
 
 class SlotTable:
     """Slots, their pins and the keys under which they are found."""
 
-    def __init__(self, slots: int, policy: EvictionPolicy[PageKey]) -> None:
+    def __init__(
+        self,
+        slots: int,
+        policy: EvictionPolicy[PageKey],
+        quota_pages: Callable[[Namespace], int | None] = lambda _: None,
+    ) -> None:
+        """``quota_pages`` tells how many pages ``grant`` gives a namespace; ``None`` is without limit."""
         if slots < 0:
             raise ValueError(f"a tier cannot have {slots} slots")
         self.slots = slots
@@ -31,6 +37,10 @@ class SlotTable:
         self._entries: list[tuple[PageKey, PageMeta] | None] = [None] * slots
         self._slot_of: dict[PageKey, int] = {}  # in order of publication
         self._held: dict[PageKey, int] = {}  # pins by key, included in the slot's pins
+        self._expires: dict[PageKey, int] = {}  # only of pages that do
+        self._quota_pages = quota_pages
+        self._of: dict[Namespace, dict[PageKey, None]] = {}
+        self._own_policies: dict[Namespace, EvictionPolicy[PageKey]] = {}  # beside the tier's, where there is a quota
 
     @property
     def free(self) -> int:
@@ -62,9 +72,7 @@ class SlotTable:
 
     def meta(self, slot: int) -> PageMeta:
         """Return what the page published in this slot says of its block."""
-        entry = self._entries[slot]
-        assert entry is not None, f"nothing is published in slot {slot}"
-        return entry[1]
+        return self._entry(slot)[1]
 
     def entries(self) -> list[tuple[PageKey, PageMeta]]:
         """Return every published page, oldest publication first (so parents come before what was built on them)."""
@@ -85,25 +93,57 @@ class SlotTable:
             self._pins[slot] = 1
         return slots, evicted
 
-    def restore(self, pages: Iterable[tuple[int, PageKey, PageMeta]]) -> list[PageKey]:
+    def grant(self, namespace: Namespace, count: int) -> tuple[int, list[PageKey]]:
+        """Return how many of ``count`` new pages a namespace may have, and what it had to give up for them.
+
+        What it holds stays within its quota; its own resting pages make room, those of others never.
+        """
+        quota = self._quota_pages(namespace)
+        if quota is None:
+            return count, []
+        evicted: list[PageKey] = []
+        held, own = self._of.get(namespace, {}), self._own_policies.get(namespace)
+        while own is not None and len(held) + count > quota and (victim := own.victim()) is not None:
+            self.remove(victim)
+            evicted.append(victim)
+        return max(0, min(count, quota - len(self._of.get(namespace, {})))), evicted
+
+    def keys_of(self, namespace: Namespace) -> list[PageKey]:
+        """Return the pages of a namespace, oldest publication first."""
+        return list(self._of.get(namespace, {}))
+
+    def expires_at_s(self, key: PageKey) -> int:
+        """Return when a page ends, 0 if it does not."""
+        return self._expires.get(key, 0)
+
+    def is_expired(self, key: PageKey, now_s: float) -> bool:
+        """Tell whether a page has ended and is still here."""
+        return bool(self._expires) and 0 < self._expires.get(key, 0) <= now_s
+
+    @property
+    def can_expire(self) -> bool:
+        """Whether any page ends some time."""
+        return bool(self._expires)
+
+    def restore(self, pages: Iterable[tuple[int, PageKey, PageMeta, int]]) -> list[PageKey]:
         """Publish, unpinned, what a reopened medium holds; return the keys whose slot is taken or does not exist.
 
         For an empty table. The first page is the oldest.
         """
         assert len(self._free) == self.slots, "only an empty table can be restored"
         refused, restored = [], []
-        for slot, key, meta in pages:
+        for slot, key, meta, expires_at_s in pages:
             if not 0 <= slot < self.slots or self._pins[slot] or key in self._slot_of:
                 refused.append(key)
                 continue
             self._pins[slot] = 1
-            self.publish(slot, key, meta)
+            self.publish(slot, key, meta, expires_at_s)
             restored.append(slot)
         self._free = [slot for slot in self._free if not self._pins[slot]]
         self.release(restored[::-1])
         return refused
 
-    def publish(self, slot: int, key: PageKey, meta: PageMeta) -> bool:
+    def publish(self, slot: int, key: PageKey, meta: PageMeta, expires_at_s: int = 0) -> bool:
         """Make a private, pinned slot findable; ``False`` if the key is taken, and the slot stays private."""
         assert self._pins[slot] > 0, f"slot {slot} is published by somebody who does not pin it"
         assert self._entries[slot] is None, f"slot {slot} is published twice"
@@ -111,7 +151,19 @@ class SlotTable:
             return False
         self._entries[slot] = (key, meta)
         self._slot_of[key] = slot
-        self._policy.add(key, None if meta.parent is None else page_key(key_fingerprint(key), meta.parent))
+        if expires_at_s:
+            self._expires[key] = expires_at_s
+        parent = None if meta.parent is None else page_key(key_fingerprint(key), meta.parent)
+        self._policy.add(key, parent)
+        namespace = meta.namespace
+        held = self._of.get(namespace)
+        if held is None:
+            held = self._of[namespace] = {}
+            if self._quota_pages(namespace) is not None:
+                self._own_policies[namespace] = PrefixLru()
+        held[key] = None
+        if self._own_policies and (own := self._own_policies.get(namespace)) is not None:
+            own.add(key, parent)
         return True
 
     def acquire(self, keys: Sequence[PageKey]) -> list[int]:
@@ -123,6 +175,8 @@ class SlotTable:
                 break
             self._pins[slot] += 1
             self._policy.use(key)
+            if self._own_policies:
+                self._use_own(slot)
             slots.append(slot)
         return slots
 
@@ -134,6 +188,8 @@ class SlotTable:
             self._pins[slot] += 1
             if entry is not None:
                 self._policy.use(entry[0])
+                if self._own_policies:
+                    self._use_own(slot)
 
     def release(self, slots: Sequence[int]) -> None:
         """Take one pin from each, last first: a chain given front to back leaves its prefix the most recent."""
@@ -146,6 +202,8 @@ class SlotTable:
                     self._free.append(slot)
                 else:
                     self._policy.rest(entry[0])
+                    if self._own_policies and (own := self._own_policies.get(entry[1].namespace)) is not None:
+                        own.rest(entry[0])
 
     def remove(self, key: PageKey) -> bool:
         """Make the page unfindable at once; its slot is free when its readers are done."""
@@ -153,11 +211,30 @@ class SlotTable:
         if slot is None:
             return False
         self._policy.discard(key)
+        self._expires.pop(key, None)
+        namespace = self.meta(slot).namespace
+        held = self._of[namespace]
+        del held[key]
+        if self._own_policies and (own := self._own_policies.get(namespace)) is not None:
+            own.discard(key)
+        if not held:
+            del self._of[namespace]
+            self._own_policies.pop(namespace, None)
         self._entries[slot] = None
         self._pins[slot] -= self._held.pop(key, 0)
         if self._pins[slot] == 0:
             self._free.append(slot)
         return True
+
+    def _use_own(self, slot: int) -> None:
+        own = self._own_policies.get(self.meta(slot).namespace)
+        if own is not None:
+            own.use(self._entry(slot)[0])
+
+    def _entry(self, slot: int) -> tuple[PageKey, PageMeta]:
+        entry = self._entries[slot]
+        assert entry is not None, f"nothing is published in slot {slot}"
+        return entry
 
     def hold(self, key: PageKey) -> bool:
         """Pin a page by name; ``False`` if there is none. A removed page loses these pins with its name."""
@@ -190,6 +267,11 @@ class SlotTable:
         assert sum(entry is not None for entry in self._entries) == len(self._slot_of), "a name points at no slot"
         resting = sum(self._pins[slot] == 0 for slot in self._slot_of.values())
         assert resting == len(self._policy), f"{resting} pages rest, the policy counts {len(self._policy)}"
+        assert sum(map(len, self._of.values())) == len(self._slot_of), "a page is in no namespace, or in two"
+        assert self._expires.keys() <= self._slot_of.keys(), "a page that is gone will expire"
+        for namespace, own in self._own_policies.items():
+            resting = sum(self._pins[self._slot_of[key]] == 0 for key in self._of[namespace])
+            assert resting == len(own), f"{resting} pages of {namespace} rest, its policy counts {len(own)}"
         for key, held in self._held.items():
             assert 0 < held <= self._pins[self._slot_of[key]], f"{held} pins by name on fewer pins in all"
 

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from kvstore.page import PageKey, PageMeta, Tier
+from kvstore.latency import LatencyHistogram
+from kvstore.page import Namespace, PageKey, PageMeta, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Page:
     meta: PageMeta
     data: memoryview
     checksum: int
+    expires_at_s: int = 0  # of the wall clock; 0: as the tier's own rule says
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Found:
 
     checksum: int
     meta: PageMeta
+    expires_at_s: int = 0  # of the wall clock; 0: never
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ class TierStats:
     used_bytes: int = 0
     misses: dict[str, int] = field(default_factory=dict)
     alarms: dict[str, int] = field(default_factory=dict)
+    get_latency: LatencyHistogram = field(default_factory=LatencyHistogram)
+    put_latency: LatencyHistogram = field(default_factory=LatencyHistogram)
 
     def miss(self, reason: str, count: int = 1) -> None:
         """Count pages that were asked for and not delivered."""
@@ -81,7 +86,13 @@ class TierStats:
 
     def copy(self) -> TierStats:
         """Return a snapshot that later counting does not change."""
-        return replace(self, misses=dict(self.misses), alarms=dict(self.alarms))
+        return replace(
+            self,
+            misses=dict(self.misses),
+            alarms=dict(self.alarms),
+            get_latency=self.get_latency.copy(),
+            put_latency=self.put_latency.copy(),
+        )
 
 
 class PageTier(Protocol):
@@ -113,6 +124,9 @@ class PageTier(Protocol):
 
     def remove(self, keys: Sequence[PageKey]) -> int:
         """Forget the pages; return how many were there."""
+
+    def forget(self, namespace: Namespace) -> int:
+        """Forget every page of a namespace, as when its weights or its tenant go; return how many were there."""
 
     def pin(self, keys: Sequence[PageKey]) -> list[bool]:
         """Protect pages from eviction until ``unpin``, counted; ``False`` where there is no such page."""

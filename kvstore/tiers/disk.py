@@ -10,7 +10,8 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from kvstore.deadline import Allowance
 from kvstore.errors import MediumError, MediumInUse
 from kvstore.page import PageKey, PageLayout, Tier
 from kvstore.policy import EvictionPolicy
+from kvstore.retention import RetentionRules
 from kvstore.tiers.base import OnChange, Page
 from kvstore.tiers.page_io import LATE, Moved, Run, neighbours, page_io
 from kvstore.tiers.slab import Slab
@@ -54,13 +56,22 @@ class DiskTier(SlottedTier):
         capacity_bytes: int,
         on_change: OnChange | None = None,
         policy: EvictionPolicy[PageKey] | None = None,
+        retention: RetentionRules | None = None,
+        clock: Callable[[], float] = time.time,
         options: DiskOptions | None = None,
     ) -> None:
         """Open or create the tier, with as many whole pages as ``capacity_bytes`` holds, and find what is there.
 
         Content of another layout or format is given up and counted as an alarm. Raises ``MediumError``.
         """
-        super().__init__(layout, slots=capacity_bytes // layout.page_bytes, on_change=on_change, policy=policy)
+        super().__init__(
+            layout,
+            slots=capacity_bytes // layout.page_bytes,
+            on_change=on_change,
+            policy=policy,
+            retention=retention,
+            clock=clock,
+        )
         self.options = options if options is not None else DiskOptions()
         self.path = path
         self._lock_fd = _lock_folder(path)
@@ -130,7 +141,12 @@ class DiskTier(SlottedTier):
                 good.append(record)
         outside = [record.header.key for record in good if record.slot >= self.slots]  # the tier was made smaller
         good = [record for record in good if record.slot < self.slots]
-        twice = self._table.restore((record.slot, record.header.key, record.header.meta) for record in good)
+        now_s = self._clock()
+        outside += [record.header.key for record in good if 0 < record.header.expires_at_s <= now_s]
+        good = [record for record in good if not 0 < record.header.expires_at_s <= now_s]
+        twice = self._table.restore(
+            (record.slot, record.header.key, record.header.meta, record.header.expires_at_s) for record in good
+        )
         refused |= dict.fromkeys(twice, "slot")
         for record in good:
             if self._table.find(record.header.key) == record.slot:
@@ -187,7 +203,7 @@ class DiskTier(SlottedTier):
         for slot, page in stored:
             self._sequence += 1
             self._sums[slot] = page.checksum
-            header = PageHeader(page.key, self.page_bytes, page.checksum, page.meta)
+            header = PageHeader(page.key, self.page_bytes, page.checksum, page.meta, self._expiry(page))
             records.append(IndexRecord(header, slot, self._slab.header.generation, self._sequence))
         try:
             self._index.update(records, evicted)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from kvstore.memory import copy_and_hash, copy_bytes, page_rows
 from kvstore.page import PageKey, PageLayout, Tier
 from kvstore.policy import EvictionPolicy
+from kvstore.retention import RetentionRules
 from kvstore.tiers.base import OnChange, Page
 from kvstore.tiers.slotted import Fault, SlottedTier
 
@@ -23,10 +25,19 @@ class HostTier(SlottedTier):
         capacity_bytes: int,
         on_change: OnChange | None = None,
         policy: EvictionPolicy[PageKey] | None = None,
+        retention: RetentionRules | None = None,
+        clock: Callable[[], float] = time.time,
         verify: bool = True,
     ) -> None:
         """Take memory for as many whole pages as ``capacity_bytes`` holds. Raises ``MediumError``."""
-        super().__init__(layout, slots=capacity_bytes // layout.page_bytes, on_change=on_change, policy=policy)
+        super().__init__(
+            layout,
+            slots=capacity_bytes // layout.page_bytes,
+            on_change=on_change,
+            policy=policy,
+            retention=retention,
+            clock=clock,
+        )
         self._verify = verify
         self._rows = page_rows(self._table.slots, self.page_bytes)
         self._views = [memoryview(row) for row in self._rows]

@@ -11,15 +11,17 @@ so that they never exceed ``capacity_bytes``; the server's own ``maxmemory`` bou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from kvstore.announce import parents_first
 from kvstore.breaker import Breaker
 from kvstore.codec import PageHeader, checksum, seal, sealed_length, unseal, verify_header
 from kvstore.errors import RecordError
-from kvstore.page import PageKey, PageLayout, PageMeta, Tier, key_fingerprint
+from kvstore.page import Namespace, PageKey, PageLayout, PageMeta, Tier, key_fingerprint
 from kvstore.policy import EvictionPolicy
+from kvstore.retention import RetentionRules
 from kvstore.tiers.base import Found, OnChange, Page, PagesRemoved, PagesStored
 from kvstore.tiers.pool_client import SCAN_NAMES, UNAVAILABLE, PoolClient, Unavailable
 from kvstore.tiers.pool_topology import PoolOptions
@@ -42,10 +44,19 @@ class PoolTier(SlottedTier):
         capacity_bytes: int,
         on_change: OnChange | None = None,
         policy: EvictionPolicy[PageKey] | None = None,
+        retention: RetentionRules | None = None,
+        clock: Callable[[], float] = time.time,
         options: PoolOptions | None = None,
     ) -> None:
         """``url``: see ``kvstore.tiers.pool_url``. Needs no server yet. Raises ``MediumError`` for one that is none."""
-        super().__init__(layout, slots=capacity_bytes // layout.page_bytes, on_change=on_change, policy=policy)
+        super().__init__(
+            layout,
+            slots=capacity_bytes // layout.page_bytes,
+            on_change=on_change,
+            policy=policy,
+            retention=retention,
+            clock=clock,
+        )
         self.options = options if options is not None else PoolOptions()
         self._server = PoolClient(url, self.options)
         self._prefix = b"keepwarm:%s:" % self._fingerprint.hex().encode()
@@ -105,6 +116,10 @@ class PoolTier(SlottedTier):
         self._deliver()
         return sum(unlinked)
 
+    def forget(self, namespace: Namespace) -> int:
+        """See ``PageTier``. Reads the header of every page of this layout; for every client of the server."""
+        return self.remove([key for key, meta in self.scan() if meta.namespace == namespace])
+
     def scan(self) -> Iterator[tuple[PageKey, PageMeta]]:
         """See ``PageTier``. Reads the headers of all that the server holds of this layout, whoever put it."""
         names = self._server.names(self._prefix)
@@ -139,7 +154,13 @@ class PoolTier(SlottedTier):
 
     def _write(self, pages: Sequence[tuple[int, Page]]) -> list[bool]:
         names = [self._name(page.key) for _, page in pages]
-        values = [(self._head(page), page.data, 0) for _, page in pages]
+        now_s = self._clock()
+        values = []
+        for _, page in pages:
+            expires_at_s = self._expiry(page)
+            header = PageHeader(page.key, self.page_bytes, page.checksum, page.meta, expires_at_s)
+            ttl_ms = max(1, int((expires_at_s - now_s) * 1000)) if expires_at_s else 0  # the server ends it, too
+            values.append((seal(page.key, header), page.data, ttl_ms))
         replies = self._server.set(names, values, self.options.write_s.deadline_s(len(pages) * self.page_bytes))
         return [reply == b"OK" for reply in replies]
 
@@ -147,9 +168,6 @@ class PoolTier(SlottedTier):
         if evicted:
             self._server.ask(b"UNLINK", [self._name(key) for key in evicted])
         return True
-
-    def _head(self, page: Page) -> bytes:
-        return seal(page.key, PageHeader(page.key, self.page_bytes, page.checksum, page.meta))
 
     def _accept(self, key: PageKey, value: Value | ErrorReply | Unavailable | None, out: memoryview) -> Found | str:
         """Return what a value is whose page is in ``out``, or why it is refused."""
@@ -171,7 +189,11 @@ class PoolTier(SlottedTier):
             return error.reason
         if value.length != start + self.page_bytes:
             return "length"
-        return Found(header.checksum, header.meta) if checksum(out) == header.checksum else "checksum"
+        if 0 < header.expires_at_s <= self._clock():
+            return "expired"
+        if checksum(out) != header.checksum:
+            return "checksum"
+        return Found(header.checksum, header.meta, header.expires_at_s)
 
     def _settle_reads(
         self, keys: Sequence[PageKey], answers: Sequence[Found | str], known: Sequence[object | None]
@@ -185,7 +207,7 @@ class PoolTier(SlottedTier):
                     hits.append(key)
                     continue
                 self._stats.miss(answer)
-                if answer == "absent":
+                if answer in ("absent", "expired"):
                     evicted.append((key, publication))
                 elif answer != "unavailable":
                     self._stats.alarm(answer)

@@ -25,7 +25,7 @@ class PoolOptions:
     write_s: Allowance = field(
         default_factory=lambda: Allowance(fixed_s=2.0)
     )  # of one put or remove, behind the engine
-    request_bytes: int = 2 << 20  # of answers asked for at once: larger ones cost the server fresh memory
+    request_bytes: int = 1 << 20  # of answers asked for at once: larger ones cost the server fresh memory
     breaker: BreakerOptions = field(default_factory=BreakerOptions)
 
 

@@ -8,14 +8,17 @@ while bytes move.
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from typing import ClassVar
 
 from kvstore.outbox import Outbox
-from kvstore.page import PageKey, PageLayout, PageMeta, Tier, key_fingerprint
+from kvstore.page import Namespace, PageKey, PageLayout, PageMeta, Tier, key_fingerprint
 from kvstore.policy import EvictionPolicy, PrefixLru
+from kvstore.retention import RetentionRules
 from kvstore.slots import SlotTable
 from kvstore.tiers.base import Found, OnChange, Page, PagesRemoved, PagesStored, TierChange, TierStats
 
@@ -45,12 +48,16 @@ class SlottedTier(ABC):
         slots: int,
         on_change: OnChange | None,
         policy: EvictionPolicy[PageKey] | None = None,
+        retention: RetentionRules | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.layout = layout
+        self._retention = retention if retention is not None else RetentionRules()
+        self._clock = clock
         self.on_change = on_change
         self._page_bytes = layout.page_bytes
         self._fingerprint = layout.fingerprint
-        self._table = SlotTable(slots, policy if policy is not None else PrefixLru())
+        self._table = SlotTable(slots, policy if policy is not None else PrefixLru(), self._quota_pages)
         self._stats = TierStats()
         self._outbox: Outbox[TierChange] = Outbox()
         self._writing = threading.Lock()  # one writer at a time; taken before _lock
@@ -101,12 +108,16 @@ class SlottedTier(ABC):
         """See ``PageTier``. One dictionary look-up a key."""
         if not self._available():
             return [False] * len(keys)
+        if self._table.can_expire:
+            now_s, table = self._clock(), self._table
+            return [table.find(key) is not None and not table.is_expired(key, now_s) for key in keys]
         find = self._table.find
         return [find(key) is not None for key in keys]
 
     def get(self, keys: Sequence[PageKey], out: Sequence[memoryview]) -> list[Found | None]:
         """See ``PageTier``."""
         check_buffers(keys, out, self._page_bytes)
+        began_ns = time.perf_counter_ns()
         results: list[Found | None] = [None] * len(keys)
         if not self._available():
             with self._lock:
@@ -117,6 +128,7 @@ class SlottedTier(ABC):
         corrupt = []
         with self._lock:
             self._table.release(slots)
+            self._stats.get_latency.observe(time.perf_counter_ns() - began_ns)
             for place, slot, meta, answer in zip(places, slots, metas, answers, strict=True):
                 if isinstance(answer, Fault):
                     self._stats.miss(answer.value)
@@ -125,7 +137,7 @@ class SlottedTier(ABC):
                         corrupt.append((keys[place], slot))
                 else:
                     self._stats.hits += 1
-                    results[place] = Found(answer, meta)
+                    results[place] = Found(answer, meta, self._table.expires_at_s(keys[place]))
         if corrupt:
             self._forget(corrupt)
         return results
@@ -137,6 +149,7 @@ class SlottedTier(ABC):
             with self._lock:
                 self._stats.dropped += len(pages)
             return [False] * len(pages)
+        began_ns = time.perf_counter_ns()
         with self._writing:
             present, fresh, slots, evicted = self._reserve(pages)
             jobs = list(zip(slots, fresh, strict=False))
@@ -149,6 +162,7 @@ class SlottedTier(ABC):
                 self._stats.dropped += len(fresh) - len(written)
                 self._tell(PagesStored(self.tier, stored) if stored else None)
                 self._table.release(present + slots)
+                self._stats.put_latency.observe(time.perf_counter_ns() - began_ns)
         self._deliver()
         readable = {page.key for _, page in written}
         with self._lock:
@@ -164,6 +178,12 @@ class SlottedTier(ABC):
                 self._record([], gone)
         self._deliver()
         return len(gone)
+
+    def forget(self, namespace: Namespace) -> int:
+        """See ``PageTier``. O(its pages)."""
+        with self._lock:
+            keys = self._table.keys_of(namespace)
+        return self.remove(keys)
 
     def pin(self, keys: Sequence[PageKey]) -> list[bool]:
         """See ``PageTier``."""
@@ -213,8 +233,14 @@ class SlottedTier(ABC):
     def _pin_present(self, keys: Sequence[PageKey]) -> tuple[list[int], list[int], list[PageMeta]]:
         """Pin what is here; return the places in ``keys``, the slots and their metas. Counts the others as misses."""
         places, slots, metas = [], [], []
+        expired: list[PageKey] = []
         with self._lock:
+            now_s = self._clock() if self._table.can_expire else 0.0
             for place, key in enumerate(keys):
+                if now_s and self._table.is_expired(key, now_s):
+                    self._stats.miss("expired")
+                    expired.append(key)
+                    continue
                 slot = self._table.acquire([key])
                 if slot:
                     places.append(place)
@@ -225,6 +251,8 @@ class SlottedTier(ABC):
                     self._stats.alarm("fingerprint")
                 else:
                     self._stats.miss("absent")
+        if expired:
+            self.remove(expired)
         return places, slots, metas
 
     def _reserve(self, pages: Sequence[Page]) -> tuple[list[int], list[Page], list[int], list[PageKey]]:
@@ -242,15 +270,41 @@ class SlottedTier(ABC):
                     present += slot
                 else:
                     fresh.setdefault(page.key, page)
-            room = min(len(fresh), self._table.free + self._table.evictable)
+            wanted, made_room = self._within_quotas(list(fresh.values()))
+            room = min(len(wanted), self._table.free + self._table.evictable)
             taken = self._table.allocate(room)
             assert taken is not None, "there was room a moment ago, under the same lock"
             slots, evicted = taken
-            self._evicted(evicted)
-            return present, list(fresh.values()), slots, evicted
+            self._stats.dropped += len(fresh) - len(wanted)
+            self._evicted(made_room + evicted)
+            return present, wanted, slots, made_room + evicted
+
+    def _within_quotas(self, pages: list[Page]) -> tuple[list[Page], list[PageKey]]:
+        """Return the leading pages of each namespace that its quota allows, and what it gave up for them."""
+        granted, evicted = {}, []
+        for namespace, count in Counter(page.meta.namespace for page in pages).items():
+            granted[namespace], gone = self._table.grant(namespace, count)
+            evicted += gone
+        kept = []
+        for page in pages:
+            if granted[page.meta.namespace]:
+                granted[page.meta.namespace] -= 1
+                kept.append(page)
+        return kept, evicted
+
+    def _quota_pages(self, namespace: Namespace) -> int | None:
+        quota = self._retention.rule(namespace).quota_bytes
+        return None if quota is None else quota // self._page_bytes
+
+    def _expiry(self, page: Page) -> int:
+        """Return when a page ends: as it says itself, else as the rule of its namespace does; 0 for never."""
+        if page.expires_at_s:
+            return page.expires_at_s
+        ttl_s = self._retention.rule(page.meta.namespace).ttl_s
+        return 0 if ttl_s is None else max(1, int(self._clock() + ttl_s))
 
     def _publish(self, slot: int, page: Page) -> bool:
-        return self._table.publish(slot, page.key, page.meta)
+        return self._table.publish(slot, page.key, page.meta, self._expiry(page))
 
     def _evicted(self, keys: Sequence[PageKey]) -> None:
         """Count and tell; the caller holds the lock."""
