@@ -1,4 +1,4 @@
-"""What a record keeps of a prompt's blocks: every so many of their hashes, bounded, so that prefixes can be told apart."""
+"""What a record keeps of a prompt's blocks: every so many of their hashes, bounded, to tell prefixes apart by."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class RunLink:
 class PrefixMarks:
     """Names of a prompt's leading parts, from which it follows who shares which prefix; nothing of what was said.
 
-    The n-th mark names the first ``n * stride_tokens`` tokens (``kvstore.block``'s routing hash at that block), so equal
+    The n-th mark names the first ``n * stride_tokens`` tokens (the routing hash of the block that ends there), so equal
     marks mean equal prefixes in one cache namespace. ``digest`` names the whole conversation as the client sent it.
     """
 
