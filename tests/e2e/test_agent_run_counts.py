@@ -7,22 +7,19 @@ as plain TOML, the money is computed again by arithmetic that shares nothing wit
 from __future__ import annotations
 
 import asyncio
-import os
 import tomllib
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from decimal import Decimal
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import openai
 import pytest
 
-from engine_adapter.embedded.launch import EmbeddedProcess, LaunchSpec, free_port
 from gateway.demo.agent import Agent
 from gateway.demo.desk import PLAN, Desk
+from tests.embedded_engines import engines
 from tests.gateways import Client, gateway_for
 from tests.integration.recording_proxy import Recorded, RecordingProxy
 from tracing.record import Outcome
@@ -30,39 +27,7 @@ from tracing.record import Outcome
 pytestmark = pytest.mark.model
 
 PAGE = 16
-READY_LIMIT_S = 240
 NANO = 10**9
-
-
-@asynccontextmanager
-async def engines(folder: Path, count: int) -> AsyncIterator[list[str]]:
-    """Run so many embedded engines without a pool and yield their URLs once they are warm."""
-    processes = []
-    for number in range(count):
-        arguments = ("--device-tokens", "6144", "--host-bytes", "256MiB", "--disk-path", str(folder / f"disk-{number}"),
-                     "--disk-bytes", "1GiB", "--threads", str(os.cpu_count() or 1))  # fmt: skip
-        spec = LaunchSpec(f"engine-{number}", free_port(), folder / f"engine-{number}.log", arguments)
-        processes.append(EmbeddedProcess(spec))
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(process.run(lambda: False)) for process in processes]
-        try:
-            async with aiohttp.ClientSession() as session, asyncio.timeout(READY_LIMIT_S):
-                for process in processes:
-                    while not await healthy(session, process.spec.url):  # noqa: ASYNC110 - another process
-                        await asyncio.sleep(0.2)
-            yield [process.spec.url for process in processes]
-        finally:
-            for process in processes:
-                await process.stop()
-            await asyncio.gather(*tasks)
-
-
-async def healthy(session: aiohttp.ClientSession, url: str) -> bool:
-    try:
-        async with session.get(f"{url}/health") as response:
-            return response.status == 200
-    except aiohttp.ClientError:
-        return False
 
 
 def rates() -> dict[str, Decimal]:
