@@ -12,7 +12,8 @@ import pytest
 import redis
 import torch
 
-from kvstore.page import PageKey, Tier
+from kvstore.page import Namespace, PageKey, Tier
+from kvstore.retention import Retention, RetentionRules
 from kvstore.tiers.base import OnChange, PagesRemoved, PagesStored, PageTier, TierChange
 from kvstore.tiers.device import DeviceTier
 from kvstore.tiers.disk import DiskTier
@@ -22,6 +23,21 @@ from kvstore.tiers.pool_server import PoolServer
 from tests.samples.pages import LAYOUT, buffers, chain, page, page_data, strangers
 
 CAPACITY_PAGES = 8
+RULES = RetentionRules(
+    by_namespace={
+        Namespace("brief"): Retention(ttl_s=60),
+        Namespace("small"): Retention(quota_bytes=3 * LAYOUT.page_bytes + 1),
+    }
+)
+
+
+class Clock:
+    """A wall clock that the test moves."""
+
+    now_s = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +53,7 @@ class Bench:
     tier: PageTier
     changes: list[TierChange]
     flip_a_bit_of: Callable[[PageKey], None]
+    clock: Clock
 
     def put(self, *entries: tuple[PageKey, object]) -> list[bool]:
         return self.tier.put([page(entry) for entry in entries])
@@ -52,8 +69,9 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path, pool_server: PoolServe
     changes: list[TierChange] = []
     size = CAPACITY_PAGES * LAYOUT.page_bytes + LAYOUT.page_bytes // 2  # half a page is no page
     build = {Tier.DEVICE: _device, Tier.HOST: _host, Tier.DISK: _disk, Tier.POOL: _pool}[request.param]
-    tier, flip = build(size, changes.append, tmp_path, pool_server)
-    yield Bench(tier, changes, flip)
+    clock = Clock()
+    tier, flip = build(size, changes.append, tmp_path, pool_server, clock)
+    yield Bench(tier, changes, flip, clock)
     tier.check()
     newcomers = [page(entry) for entry in strangers(CAPACITY_PAGES, first_token=900_000)]
     assert all(tier.put(newcomers)), "a pin was left behind"
@@ -64,7 +82,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path, pool_server: PoolServe
 Built = tuple[PageTier, Callable[[PageKey], None]]
 
 
-def _device(size: int, on_change: OnChange, path: Path, server: PoolServer) -> Built:
+def _device(size: int, on_change: OnChange, path: Path, server: PoolServer, clock: Clock) -> Built:
     tier = DeviceTier(LAYOUT, pages=size // LAYOUT.page_bytes, on_change=on_change)
 
     def flip(key: PageKey) -> None:
@@ -75,8 +93,8 @@ def _device(size: int, on_change: OnChange, path: Path, server: PoolServer) -> B
     return tier, flip
 
 
-def _host(size: int, on_change: OnChange, path: Path, server: PoolServer) -> Built:
-    tier = HostTier(LAYOUT, capacity_bytes=size, on_change=on_change)
+def _host(size: int, on_change: OnChange, path: Path, server: PoolServer, clock: Clock) -> Built:
+    tier = HostTier(LAYOUT, capacity_bytes=size, on_change=on_change, retention=RULES, clock=clock)
 
     def flip(key: PageKey) -> None:
         rows = tier._rows
@@ -86,8 +104,8 @@ def _host(size: int, on_change: OnChange, path: Path, server: PoolServer) -> Bui
     return tier, flip
 
 
-def _disk(size: int, on_change: OnChange, path: Path, server: PoolServer) -> Built:
-    tier = DiskTier(LAYOUT, path / "disk", capacity_bytes=size, on_change=on_change)
+def _disk(size: int, on_change: OnChange, path: Path, server: PoolServer, clock: Clock) -> Built:
+    tier = DiskTier(LAYOUT, path / "disk", capacity_bytes=size, on_change=on_change, retention=RULES, clock=clock)
     slab = path / "disk" / "pages.slab"
 
     def flip(key: PageKey) -> None:
@@ -101,10 +119,10 @@ def _disk(size: int, on_change: OnChange, path: Path, server: PoolServer) -> Bui
     return tier, flip
 
 
-def _pool(size: int, on_change: OnChange, path: Path, server: PoolServer) -> Built:
+def _pool(size: int, on_change: OnChange, path: Path, server: PoolServer, clock: Clock) -> Built:
     client = redis.Redis.from_url(server.url)
     client.flushall()
-    tier = PoolTier(LAYOUT, server.url, capacity_bytes=size, on_change=on_change)
+    tier = PoolTier(LAYOUT, server.url, capacity_bytes=size, on_change=on_change, retention=RULES, clock=clock)
 
     def flip(key: PageKey) -> None:
         name = next(name for name in client.scan_iter() if name.endswith(key[16:].hex().encode()))
@@ -273,6 +291,63 @@ def test_a_flipped_bit_is_a_miss_and_an_alarm_and_spoils_nothing_else(bench: Ben
     assert bench.changes[-1] == PagesRemoved(bench.tier.tier, (keys[2],))
     assert bench.put(pages[2]) == [True]
     assert bench.reads(keys) == [page_data(key) for key in keys]
+
+
+def test_a_forgotten_namespace_is_gone_and_no_other(bench: Bench) -> None:
+    mine, theirs = chain(3, salt="mine"), chain(3, salt="theirs")
+    bench.put(*mine, *theirs)
+    assert bench.tier.forget(Namespace("mine")) == 3
+    assert bench.tier.forget(Namespace("mine")) == 0
+    assert bench.reads([key for key, _ in mine]) == [None] * 3
+    assert bench.reads([key for key, _ in theirs]) == [page_data(key) for key, _ in theirs]
+    assert bench.changes[-1] == PagesRemoved(bench.tier.tier, tuple(key for key, _ in mine))
+    assert bench.put(*mine) == [True] * 3
+
+
+below_the_device = pytest.mark.parametrize(  # whose pages are its engine's to keep
+    "bench", [Tier.HOST, Tier.DISK, Tier.POOL], ids=lambda tier: tier.label, indirect=True
+)
+
+
+@below_the_device
+def test_a_page_ends_when_its_time_is_up(bench: Bench) -> None:
+    brief, lasting = chain(2, salt="brief"), chain(1)
+    assert bench.put(*brief, *lasting) == [True] * 3
+    bench.clock.now_s += 59
+    out = buffers(3)
+    found = bench.tier.get([key for key, _ in brief + lasting], out)
+    assert [answer.expires_at_s for answer in found] == [1_800_000_060] * 2 + [0]
+    bench.clock.now_s += 2
+    keys = [key for key, _ in brief]
+    assert bench.reads([*keys, lasting[0][0]]) == [None, None, page_data(lasting[0][0])]
+    assert bench.tier.stats().misses == {"expired": 2}
+    assert bench.tier.stats().alarms == {}
+    assert bench.tier.stats().used_bytes == LAYOUT.page_bytes
+    assert bench.tier.exists([*keys, lasting[0][0]])[2]
+
+
+@below_the_device
+def test_a_page_brings_its_end_with_it(bench: Bench) -> None:
+    (entry,) = chain(1)
+    assert bench.tier.put([replace(page(entry), expires_at_s=1_800_000_010)]) == [True]
+    assert bench.reads([entry[0]]) == [page_data(entry[0])]
+    bench.clock.now_s += 11
+    assert bench.reads([entry[0]]) == [None]
+
+
+@below_the_device
+def test_a_namespace_keeps_within_its_quota_and_takes_from_itself_alone(bench: Bench) -> None:
+    others = strangers(4)
+    bench.put(*others)
+    small = [chain(1, salt="small", first_token=100 * i)[0] for i in range(5)]
+    for entry in small:
+        assert bench.put(entry) == [True]
+    assert bench.tier.exists([key for key, _ in small]) == [False] * 2 + [True] * 3
+    assert bench.tier.exists([key for key, _ in others]) == [True] * 4
+    assert bench.put(*chain(4, salt="small", first_token=5000)) == [True] * 3 + [False]
+    bench.tier.check()
+    held = [meta for _, meta in bench.tier.scan() if meta.salt == "small"]
+    assert len(held) == 3
 
 
 def test_readers_and_writers_at_once_see_whole_pages_or_none(bench: Bench) -> None:
