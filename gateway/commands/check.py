@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 from billing.errors import BillingError
-from billing.prices import PriceBook
 from engine_adapter.errors import UpstreamError
 from engine_adapter.wire_client import WireClient
 from gateway import assembly
 from gateway.commands.serve import add_settings_arguments, settings_from
 from gateway.errors import SettingsError
 from gateway.home import holder_of
+from gateway.page_advice import advice
 from gateway.settings import InstanceSettings, Settings
 
 Check = Callable[[], Awaitable[str]]
@@ -101,8 +101,8 @@ async def _address(settings: Settings) -> str:
 
 
 async def _prices(settings: Settings) -> str:
-    book = PriceBook.default() if settings.billing.prices is None else PriceBook.load(settings.billing.prices)
-    return f"{book.name}, version {book.version}, {book.currency}"
+    books = assembly.price_shelf(settings).books
+    return "; ".join(f"{book.name}, version {book.version}, {book.currency}" for book in books)
 
 
 async def _instance(settings: InstanceSettings, client: WireClient) -> str:
@@ -118,7 +118,10 @@ async def _instance(settings: InstanceSettings, client: WireClient) -> str:
         if source.replay_endpoint is not None:
             await _connects(source.replay_endpoint)
     events = f"events at {', '.join(s.endpoint for s in facts.event_sources)}" if facts.event_sources else "no events"
-    return f"serves {', '.join(models)}; {events}"
+    words = [f"serves {', '.join(models)}", events]
+    if facts.event_sources and facts.block_size is not None:
+        words += [told] if (told := await asyncio.to_thread(advice, facts.block_size)) is not None else []
+    return "; ".join(words)
 
 
 async def _connects(endpoint: str) -> None:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from engine_adapter.wire_client import WireClient
+from gateway.commands.check import _instance as check_instance
+from gateway.settings import InstanceSettings
 from kvstore.block import routing_hashes, routing_seed
 from kvstore.events import BlocksRemoved, TierCleared
 from kvstore.page import Tier
@@ -108,3 +111,15 @@ async def test_a_restarted_engine_starts_with_nothing(tmp_path: Path, is_seen: b
         a.holds(PROMPT[: 3 * BLOCK])
         await client.until(lambda: _blocks(client) == 3 and _knowledge(client, "e0") is Knowledge.COMPLETE)
         assert (await _routed(client, PROMPT))[:2] == ("e0", 3 * BLOCK)
+
+
+async def test_the_check_says_what_small_pages_cost(tmp_path: Path) -> None:
+    async with ScriptedEngine() as scripted, WireClient() as client:
+        engine = PublishingEngine(scripted)
+        try:
+            settings = InstanceSettings(id="e", url=scripted.url)
+            assert (await check_instance(settings, client)).endswith(f"tcp://127.0.0.1:{engine.publisher.port}")
+            scripted.info["kv_events"]["block_size"] = 1
+            assert "its pages hold 1 token, which costs here" in await check_instance(settings, client)
+        finally:
+            engine.publisher.close()
