@@ -21,7 +21,7 @@ from aiohttp import web
 from billing.budgets import Budgets
 from billing.counters import LedgerCounters
 from billing.ledger import Ledger
-from billing.prices import PriceBook
+from billing.shelf import PriceShelf
 from engine_adapter.embedded.launch import EmbeddedProcess
 from engine_adapter.wire_client import WireClient
 from gateway import assembly
@@ -113,14 +113,15 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         if settings.runs_embedded and embedded.pool_bytes and embedded.pool_url is None:
             pool = await own_pool(embedded.pool_bytes, stack)
         pool_url = pool.url if pool is not None else embedded.pool_url if embedded.pool_bytes else None
-        book = PriceBook.default() if settings.billing.prices is None else PriceBook.load(settings.billing.prices)
+        shelf = assembly.price_shelf(settings)
         traces = TraceStore(settings.trace_path)
         stack.push_async_callback(asyncio.to_thread, traces.close, _FLUSH_S)
         place = assembly.ledger_place(settings)
         ledger = Ledger(place, assembly.ledger_options(settings), follower=TraceFollower(traces))
         await asyncio.to_thread(ledger.start)
         stack.push_async_callback(asyncio.to_thread, ledger.close, _FLUSH_S)
-        await asyncio.to_thread(ledger.register, book)
+        for book in shelf.books:
+            await asyncio.to_thread(ledger.register, book)
         responses = ResponseStore(settings.response_path)
         stack.push_async_callback(asyncio.to_thread, responses.close)
         spans = _spans(settings)
@@ -149,13 +150,20 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         models = ModelDirectory(assembly.model_options(settings), fleet.models)
         linker = RunLinker()
         linker.restore(await asyncio.to_thread(traces.recent, _RESTORED_RECORDS))
-        recorder = Recorder(book=book, ledger=ledger, traces=traces, metrics=metrics, spans=spans)
+        recorder = Recorder(
+            shelf=shelf,
+            ledger=ledger,
+            traces=traces,
+            metrics=metrics,
+            spans=spans,
+            regions=assembly.regions(settings),
+        )
         StateCollector(fleet, flights, index, snapshots.stats).register(metrics.registry)
         metrics.registry.register(StoreCollector(ledger, traces))
         counters = LedgerCounters(place)
         stack.callback(counters.close)
         metrics.registry.register(LedgerCollector(counters))
-        spending = await _spending(settings, book, stack)
+        spending = await _spending(settings, shelf, stack)
         pipeline = Pipeline(
             keys=keys,
             models=models,
@@ -297,9 +305,9 @@ class _Readiness:
         return None if up else "no instance takes requests"
 
 
-async def _spending(settings: Settings, book: PriceBook, stack: AsyncExitStack) -> Spending | None:
+async def _spending(settings: Settings, shelf: PriceShelf, stack: AsyncExitStack) -> Spending | None:
     """Return the budgets at the door, ``None`` where there are none. They are settled until the stack ends."""
-    listed = assembly.budgets_of(settings, book.currency)
+    listed = assembly.budgets_of(settings, shelf.default.currency)
     if not listed:
         return None
     store = await asyncio.to_thread(assembly.budget_store, settings, listed)
@@ -308,7 +316,7 @@ async def _spending(settings: Settings, book: PriceBook, stack: AsyncExitStack) 
     budgets = Budgets(listed, store, None if webhook is None else Webhook(webhook))
     await budgets.open(time.time_ns())
     await stack.enter_async_context(_settling(budgets))
-    return Spending(budgets, book, settings.billing.assumed_output_tokens)
+    return Spending(budgets, shelf, settings.billing.assumed_output_tokens)
 
 
 @asynccontextmanager

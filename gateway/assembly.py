@@ -14,6 +14,8 @@ from billing.budgets import SUBJECTS, Budget, BudgetStore, Policy, Seed, Unit, W
 from billing.database import Place
 from billing.ledger_options import LedgerOptions
 from billing.ledger_read import LedgerReader
+from billing.prices import PriceBook
+from billing.shelf import PriceShelf, ShelvedBook
 from engine_adapter.base import OPENAI_ENDPOINTS, EngineAdapter
 from engine_adapter.embedded.adapter import Embedded
 from engine_adapter.embedded.launch import LaunchSpec, free_port
@@ -83,6 +85,19 @@ def ledger_place(settings: Settings) -> Place:
         settings.ledger.url.get_secret_value(),
         settings.ledger_journal_path,
         migrates=settings.ledger.migrate == "on_start",
+def price_shelf(settings: Settings) -> PriceShelf:
+    """Read all price books. Raises ``PriceBookError``."""
+    billing = settings.billing
+    default = PriceBook.default() if billing.prices is None else PriceBook.load(billing.prices)
+    others = [ShelvedBook(PriceBook.load(book.prices), book.models, book.instances) for book in billing.books]
+    return PriceShelf(default, others)
+
+
+def regions(settings: Settings) -> dict[str, str]:
+    """Return where instances run, as far as the settings say."""
+    return {instance.id: instance.region for instance in settings.instances if instance.region is not None}
+
+
     )
 
 

@@ -76,7 +76,7 @@ class Draft:
 
     def answering(self) -> Answering:
         """Return what the answer needs to know of the request, once it is routed."""
-        hits = self._predicted_hits() if self.prompt_tokens is not None else ()
+        hits = self.predicted_hits() if self.prompt_tokens is not None else ()
         return Answering(
             request_id=self.request_id,
             tenant=self.identity.tenant,
@@ -142,7 +142,7 @@ class Draft:
         pieces = self.reader.seen.pieces if self.reader is not None else 0
         if self.prompt_tokens is None or not pieces:
             return Usage(source=UsageSource.MISSING)
-        device, host, disk, pool = self._predicted_hits()
+        device, host, disk, pool = self.predicted_hits()
         return Usage(
             fresh_tokens=self.prompt_tokens - device - host - disk - pool,
             hit_device_tokens=device,
@@ -154,7 +154,8 @@ class Draft:
             source=UsageSource.RECOVERED,
         )
 
-    def _predicted_hits(self) -> tuple[int, int, int, int]:
+    def predicted_hits(self) -> tuple[int, int, int, int]:
+        """Return the hits (by tier) that the index knew of at the chosen instance; none where it did not know all."""
         decision = self.decision
         if decision is None or not decision.exact:
             return 0, 0, 0, 0

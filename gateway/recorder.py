@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from prometheus_client import Counter
 
 from billing.errors import LedgerError, LedgerFullError
 from billing.ledger import Ledger
 from billing.meter import charge
-from billing.prices import PriceBook
+from billing.shelf import PriceShelf
+from billing.usage import with_inferred_tiers
 from gateway.draft import Draft
 from gateway.errors import LedgerFull
 from tracing.errors import UnstorableRecord
 from tracing.export import SpanExport
 from tracing.metrics import Metrics
-from tracing.record import Outcome, RequestRecord, Usage, UsageSource
+from tracing.record import Charge, Outcome, RequestRecord, Usage, UsageSource
 from tracing.store import TraceStore
 
 _log = logging.getLogger(__name__)
@@ -27,9 +29,18 @@ class Recorder:
     the ledger."""
 
     def __init__(
-        self, *, book: PriceBook, ledger: Ledger, traces: TraceStore, metrics: Metrics, spans: SpanExport | None = None
+        self,
+        *,
+        shelf: PriceShelf,
+        ledger: Ledger,
+        traces: TraceStore,
+        metrics: Metrics,
+        spans: SpanExport | None = None,
+        regions: Mapping[str, str] | None = None,
     ) -> None:
-        self._book, self._ledger, self._traces, self._metrics, self._spans = book, ledger, traces, metrics, spans
+        """``regions``: where instances run, where prices differ by it."""
+        self._shelf, self._ledger, self._traces, self._metrics, self._spans = shelf, ledger, traces, metrics, spans
+        self._regions = regions or {}
         self._checks = Counter(
             "keepwarm_prompt_count_checks",
             "Prompt token counts of the gateway compared with the engine's",
@@ -86,9 +97,7 @@ class Recorder:
             outcome=outcome,
             status=draft.status,
             usage=usage,
-            charge=charge(
-                usage, self._book, draft.served_model or draft.model, draft.arrived_ns, team=draft.identity.team
-            ),
+            charge=self._charge(draft, usage),
             link=draft.link,
             decision=draft.decision,
             attempts=tuple(draft.attempts),
@@ -104,6 +113,14 @@ class Recorder:
             prefix=draft.marks,
             message_tip=draft.message_tip,
         )
+
+    def _charge(self, draft: Draft, usage: Usage) -> Charge:
+        """Price by the book of the model and of the instance that was asked last."""
+        model = draft.served_model or draft.model
+        instance = draft.attempts[-1].instance if draft.attempts else None
+        book = self._shelf.book_for(model, instance)
+        region = None if instance is None else self._regions.get(instance)
+        return charge(usage, book, model, draft.arrived_ns, team=draft.identity.team, region=region)
 
     def _keep(self, record: RequestRecord) -> None:
         try:
@@ -132,7 +149,8 @@ def _usage_of(draft: Draft) -> tuple[Usage, tuple[str, ...]]:
     reading = draft.reader.usage() if draft.reader is not None else None
     if reading is None:
         return draft.recovered_usage(), ()
-    return reading.usage, tuple(str(problem) for problem in reading.problems)
+    usage = with_inferred_tiers(reading.usage, predicted) if any(predicted := draft.predicted_hits()) else reading.usage
+    return usage, tuple(str(problem) for problem in reading.problems)
 
 
 def access_line(record: RequestRecord) -> str:

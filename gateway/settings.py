@@ -134,6 +134,7 @@ class InstanceSettings(_Strict):
     @field_validator("url")
     @classmethod
     def _no_trailing_slash(cls, url: str) -> str:
+    region: str | None = None  # where it runs, for prices that differ by region
         return url.rstrip("/").removesuffix("/v1")
 
 
@@ -187,10 +188,19 @@ class BillingSettings(_Strict):
 
     prices: Path | None = None  # None: the packaged book
     ledger: Path | None = None  # None: in ``home``
+class BookSettings(_Strict):
+    """A price book beside the main one: for these models (as instances name them), at these instances."""
+
+    prices: Path
+    models: Annotated[tuple[str, ...], Field(min_length=1)] = ("*",)  # * and ? as in file names
+    instances: Annotated[tuple[str, ...], Field(min_length=1)] = ("*",)
+
+
     budgets: tuple[BudgetSettings, ...] = ()
     budget_store: str | None = None  # a Redis URL, for fleets; None: a file in ``home``
     alert_webhook: Annotated[str, Field(pattern=r"^https?://")] | None = None
     assumed_output_tokens: Count = 1024  # reserved for a request that names no limit
+    books: tuple[BookSettings, ...] = ()  # the first that fits prices a request; without one ``prices`` does
 
 
 class LedgerSettings(_Strict):
@@ -417,7 +427,13 @@ def _with_paths(settings: Settings, folder: Path) -> Settings:
             "models": models,
             "embedded": settings.embedded.model_copy(update={"model": folder_or_word(settings.embedded.model)}),
             "billing": settings.billing.model_copy(
-                update={"prices": resolved(settings.billing.prices), "ledger": resolved(settings.billing.ledger)}
+                update={
+                    "prices": resolved(settings.billing.prices),
+                    "books": tuple(
+                        book.model_copy(update={"prices": resolved(book.prices)}) for book in settings.billing.books
+                    ),
+                    "ledger": resolved(settings.billing.ledger),
+                }
             ),
             "ledger": settings.ledger.model_copy(update={"journal": resolved(settings.ledger.journal)}),
             "tracing": settings.tracing.model_copy(update={"store": resolved(settings.tracing.store)}),

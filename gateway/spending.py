@@ -7,7 +7,7 @@ import time
 from billing.budgets import Budgets, Estimate, Spender
 from billing.errors import BudgetExceeded
 from billing.meter import charge
-from billing.prices import PriceBook
+from billing.shelf import PriceShelf
 from gateway.dispatch import BYTES_PER_TOKEN
 from gateway.draft import Draft
 from gateway.errors import OverBudget
@@ -22,8 +22,8 @@ MOST_OUTPUT_TOKENS = 1 << 32
 class Spending:
     """What the pipeline asks. ``assumed_output_tokens`` is reserved where a request names no limit of its own."""
 
-    def __init__(self, budgets: Budgets, book: PriceBook, assumed_output_tokens: int) -> None:
-        self._budgets, self._book, self._assumed = budgets, book, assumed_output_tokens
+    def __init__(self, budgets: Budgets, shelf: PriceShelf, assumed_output_tokens: int) -> None:
+        self._budgets, self._shelf, self._assumed = budgets, shelf, assumed_output_tokens
 
     async def admit(self, draft: Draft, ask: Ask, body_bytes: int) -> None:
         """Reserve; the draft carries the ticket. Raises ``OverBudget``."""
@@ -31,7 +31,8 @@ class Spending:
         who = Spender(identity.tenant, identity.team, identity.key_id, draft.served_model)
         prompt = draft.prompt_tokens if draft.prompt_tokens is not None else body_bytes // BYTES_PER_TOKEN
         most = Usage(fresh_tokens=prompt, output_tokens=self._output_tokens(ask), source=UsageSource.RECOVERED)
-        cost = charge(most, self._book, draft.served_model, draft.arrived_ns, team=identity.team)
+        book = self._shelf.book_for(draft.served_model)
+        cost = charge(most, book, draft.served_model, draft.arrived_ns, team=identity.team)
         estimate = Estimate(most.total_tokens, cost.amount_nano, cost.currency)
         try:
             draft.ticket = await self._budgets.admit(who, estimate, draft.arrived_ns)

@@ -39,9 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     import_.add_argument("provider", metavar="PROVIDER", help="openai, anthropic, google, deepseek …")
     hosted = actions.add_parser("from-gpu-hours", help="print a price book for engines of your own")
     hosted.add_argument("--model", required=True, help="as instances name it; * and ? as in file names")
-    hosted.add_argument(
-        "--gpu-hour", required=True, type=Decimal, metavar="MONEY", help="what one GPU costs"
-    )
+    hosted.add_argument("--gpu-hour", required=True, type=Decimal, metavar="MONEY", help="what one GPU costs")
     hosted.add_argument("--gpus", type=int, default=1, metavar="N", help="of one instance (default: %(default)s)")
     hosted.add_argument(
         "--prefill-tokens-per-s", required=True, type=int, metavar="N", help="of one instance, measured"
