@@ -68,6 +68,12 @@ class Agreement:
         """Tell whether our counts of this model's prompts are its engines' counts, as far as is known."""
         return model not in self._distrusted
 
+    def is_verified(self, model: str) -> bool:
+        """Tell whether an engine counted as we do lately, and hardly one did otherwise: enough to send it our ids."""
+        state = self.state(model)
+        agreed = state.answers - state.disagreements
+        return state.is_trusted and agreed > 0 and state.disagreement_rate <= self._options.trust_share
+
     def state(self, model: str) -> AgreementState:
         """Return the window's counts and the verdict."""
         answers = self._answers.get(model, ())

@@ -176,7 +176,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
                 settings.routing.seed,
                 asyncio.get_running_loop().call_later,
             ),
-            attempter=Attempter(client, fleet, linker, assembly.attempt_options(settings)),
+            attempter=Attempter(client, fleet, linker, prompts, assembly.attempt_options(settings)),
             recorder=recorder,
             flights=flights,
             max_attempts=settings.retry.attempts,

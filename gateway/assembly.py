@@ -25,7 +25,7 @@ from gateway.attempt import AttemptOptions
 from gateway.errors import SettingsError
 from gateway.fleet import InstanceSpec
 from gateway.identity import Key, KeyRing, digest_of
-from gateway.models import ModelOptions
+from gateway.models import ModelOptions, SpecialTokens
 from gateway.relay import RelayOptions
 from gateway.routing import Rates
 from gateway.settings import InstanceSettings, Settings
@@ -52,7 +52,15 @@ def key_ring(settings: Settings) -> KeyRing:
 def model_options(settings: Settings) -> list[ModelOptions]:
     """Return what is configured of the models."""
     return [
-        ModelOptions(m.name, m.aliases, m.tokenizer, m.template, counts_checked=m.usage_counts == "checked")
+        ModelOptions(
+            m.name,
+            m.aliases,
+            m.tokenizer,
+            m.template,
+            counts_checked=m.usage_counts == "checked",
+            special_tokens=SpecialTokens(m.special_tokens),
+            keeps_answers=m.quoted_answers == "ids",
+        )
         for m in settings.models
     ]
 
@@ -77,14 +85,6 @@ def budgets_of(settings: Settings, currency: str) -> list[Budget]:
     ]
 
 
-def ledger_place(settings: Settings) -> Place:
-    """Return where the ledger is. Raises ``SettingsError``, ``LedgerError``."""
-    if settings.ledger.url is None:
-        return settings.ledger_path
-    return ledger_at(
-        settings.ledger.url.get_secret_value(),
-        settings.ledger_journal_path,
-        migrates=settings.ledger.migrate == "on_start",
 def price_shelf(settings: Settings) -> PriceShelf:
     """Read all price books. Raises ``PriceBookError``."""
     billing = settings.billing
@@ -98,6 +98,14 @@ def regions(settings: Settings) -> dict[str, str]:
     return {instance.id: instance.region for instance in settings.instances if instance.region is not None}
 
 
+def ledger_place(settings: Settings) -> Place:
+    """Return where the ledger is. Raises ``SettingsError``, ``LedgerError``."""
+    if settings.ledger.url is None:
+        return settings.ledger_path
+    return ledger_at(
+        settings.ledger.url.get_secret_value(),
+        settings.ledger_journal_path,
+        migrates=settings.ledger.migrate == "on_start",
     )
 
 

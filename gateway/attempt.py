@@ -20,6 +20,7 @@ from gateway.dispatch import Route
 from gateway.draft import Draft
 from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnusable
 from gateway.fleet import Fleet, Instance
+from gateway.prompts import PromptBook
 from gateway.protocols.base import Ask, Sent
 from gateway.relay import RelayOptions, Reply, StreamWriter, relay
 from tracing.messages import message_chain
@@ -53,8 +54,11 @@ class AttemptOptions:
 class Attempter:
     """Asks engines and relays their answers."""
 
-    def __init__(self, client: UpstreamClient, fleet: Fleet, linker: RunLinker, options: AttemptOptions) -> None:
+    def __init__(
+        self, client: UpstreamClient, fleet: Fleet, linker: RunLinker, prompts: PromptBook, options: AttemptOptions
+    ) -> None:
         self._client, self._fleet, self._linker, self._options = client, fleet, linker, options
+        self._prompts = prompts
 
     async def run(self, route: Route, ask: Ask, salt: str | None, draft: Draft, reply: Reply) -> None:
         """Ask the instance of ``route`` and carry its answer to the client, whatever it is.
@@ -65,6 +69,7 @@ class Attempter:
         instance, adapter = route.instance, route.instance.spec.adapter
         is_native = _goes_natively(ask, instance, salt)
         sent = ask.native if is_native and ask.native is not None else ask.translated
+        prompt = draft.prompt if draft.prompt is not None and not (is_native and ask.endpoint != "chat") else None
         prepared = adapter.prepare(
             EngineAsk(
                 request_id=draft.request_id,
@@ -72,11 +77,14 @@ class Attempter:
                 model=None if ask.model == draft.served_model else draft.served_model,
                 salt=salt if adapter.capabilities.salt else None,
                 endpoint=ask.endpoint if is_native else "chat",
+                input_ids=prompt.input_ids if prompt is not None else None,
+                wants_output_ids=prompt is not None and prompt.answerable is not None,
             )
         )
+        members = prepared.members if prompt is None else {**prepared.members, **prompt.members}
         headers = {"content-type": "application/json", **_traced(draft), **instance.spec.headers, **prepared.headers}
         url = f"{instance.spec.url}{draft.protocol.path if is_native else _CHAT_PATH}"
-        send = self._client.request("POST", url, headers, await _edited(sent, prepared.members))
+        send = self._client.request("POST", url, headers, await _edited(sent, members))
         writer = StreamWriter(reply, self._options.relay) if ask.stream else None
         draft.begin_attempt(instance.id)
         draft.sent_ns, draft.engine_may_work = draft.now_ns(), True
@@ -198,7 +206,8 @@ class Attempter:
             raise UpstreamUnusable(str(error), code="answer_too_long") from None
 
     def remember_answer(self, draft: Draft) -> None:
-        """Let the next request of this run be recognized; before the answer's last bytes go out."""
+        """Let the next request of this run be recognized, and its quotation of this answer; before its last bytes."""
+        self._remember_ids(draft)
         if draft.link is None or draft.reader is None:
             return
         seen, message = draft.reader.seen, draft.reader.seen.message()
@@ -208,6 +217,15 @@ class Attempter:
         self._linker.answered(
             draft.link, draft.request_id, ids, chain, key_id=draft.identity.key_id, response_id=seen.response_id
         )
+
+    def _remember_ids(self, draft: Draft) -> None:
+        seen = draft.reader.seen if draft.reader is not None else None
+        if draft.prompt is None or seen is None or seen.output_ids is None or seen.stop_text is not None:
+            return
+        message = seen.message()
+        if message is not None:
+            counted = seen.usage.get("prompt_tokens") if seen.usage is not None else None
+            self._prompts.remember(draft.prompt, message, seen.output_ids, counted)
 
     async def show_refusal(self, refused: Refused, draft: Draft, reply: Reply) -> None:
         """Give the client the engine's own refusal: status, words and Retry-After."""

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.fleet import Fleet, Instance
-from gateway.prompts import Prompt
+from gateway.models import ModelOptions
+from gateway.prompt_job import Prompt
+from gateway.prompt_rules import PromptRules, rules_for
 from gateway.protocols.base import Ask
 from gateway.residency import Watch, watch_events, watch_prediction
 from gateway.routing import NO_HITS, InstanceView, Policy, Reservation, decide, usable_hits
@@ -62,6 +64,10 @@ class Dispatcher:
         """Return the salt that its instances' caches are kept apart by: none, where no engine of them knows salts."""
         takes_salt = any(instance.spec.adapter.capabilities.salt for instance in self._fleet.serving(model))
         return salt if takes_salt else None
+
+    def rules(self, options: ModelOptions, ask: Ask) -> PromptRules:
+        """Return what becomes of a request's prompt on its way to the instances of its model."""
+        return rules_for(self._fleet.serving(options.name), options, ask)
 
     def unable(self, model: str, ask: Ask) -> frozenset[str]:
         """Return the instances that cannot answer, whatever their state. Raises the ask's refusal where all cannot."""

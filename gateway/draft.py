@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from billing.budgets import Ticket
 from gateway.errors import GatewayError
 from gateway.identity import ANONYMOUS
+from gateway.prompt_job import Prompt
 from gateway.protocols.base import Answering, AnswerReader, EndpointProtocol
 from gateway.residency import Watch
 from tracing.messages import MessageChain
@@ -47,6 +48,7 @@ class Draft:
     attempts: list[Attempt] = field(default_factory=list)
     attempt_instance: str | None = None  # of the attempt that runs now
     attempt_started_ns: int = 0
+    prompt: Prompt | None = None
     prompt_tokens: int | None = None
     counts_checked: bool = True
     salted: bool = False

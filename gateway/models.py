@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from gateway.errors import Forbidden, NotFound
 from gateway.identity import Caller
+
+
+class SpecialTokens(StrEnum):
+    """What is done with text in a conversation that spells a special token, such as ``<|im_start|>``."""
+
+    LITERAL = "literal"  # it stays ordinary text: by token ids where the engine takes them, else like ``ESCAPE``
+    ESCAPE = "escape"  # an invisible character is put into it
+    REJECT = "reject"  # the request is refused
+    PASS = "pass"  # it goes to the engine as it came, which may take it for the token
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +28,9 @@ class ModelOptions:
     tokenizer: str = "auto"
     template: str | None = None
     counts_checked: bool = True
+    special_tokens: SpecialTokens = SpecialTokens.LITERAL
+    keeps_answers: bool = True
+    """A quoted answer goes as the ids that were generated, where the engine takes ids and these say the same."""
 
 
 class ModelDirectory:

@@ -150,7 +150,11 @@ class Pipeline:
             self._dispatcher.salt_of(admitted.model, admitted.salt),
             self._dispatcher.block_sizes(admitted.model),
             admitted.ask.body,
+            rules=self._dispatcher.rules(self._models.options(admitted.model), admitted.ask),
+            key_id=admitted.caller.identity.key_id,
+            chain=draft.chain,
         )
+        draft.prompt = prompt
         draft.marks = prefix_marks(prompt, draft.chain)
         draft.prompt_tokens = prompt.tokens if prompt is not None and prompt.is_counted else None
         draft.counts_checked = draft.counts_checked and prompt is not None and prompt.is_comparable

@@ -11,15 +11,20 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
-from engine_adapter.prompt import EncodedPrompt, PromptEncoder, PromptError, PromptOptions, TemplateError, Wire
+import msgspec
+
+from engine_adapter.answers import AnswerMemo
+from engine_adapter.prompt import PromptEncoder, TemplateError
 from gateway.agreement import Agreement, AgreementState
+from gateway.prompt_job import Prompt, PromptJob, Quotations, wire_of
+from gateway.prompt_rules import PromptRules
 from gateway.protocols.base import Ask
-from gateway.text_chunks import BYTES_PER_TOKEN, chunk_hashes, conversation_bytes
-from kvstore.block import routing_hash_array, routing_seed
+from tracing.messages import MessageChain
+
+__all__ = ["Prompt", "PromptBook", "wire_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,28 +38,10 @@ LONG_BYTES = 1 << 20
 MAX_EXACT_BYTES = 4 << 20
 """Longer bodies are not tokenized: few models read a million tokens, and an engine will refuse them sooner."""
 
-WIRE_BYTES = 1 << 15
-"""From this length on, a conversation that grows is recognized by the text in which it was sent."""
-
 MAX_WAITING_BYTES = 64 << 20
 """While bodies of this length wait for a thread, further ones are routed by load alone."""
 
 _Made = TypeVar("_Made")
-_FOREIGN_OPTIONS = ("chat_template", "documents")
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt's length in tokens, and its routing hashes for each block size that was asked for."""
-
-    tokens: int
-    hashes: Mapping[int, Sequence[int]]
-    is_exact: bool = True
-    """The hashes are of the token ids that an engine will see; else of the text, which tells where it was before."""
-    is_counted: bool = True
-    """``tokens`` is a count; else an estimate, good for weighing load only."""
-    is_comparable: bool = True
-    """An engine that uses the same template and tokenizer counts the same, whatever the prompt says."""
 
 
 class PromptBook:
@@ -64,6 +51,7 @@ class PromptBook:
         self._encoders: dict[str, PromptEncoder] = {}
         self._failed: set[tuple[str, Path]] = set()
         self._agreement = agreement or Agreement()
+        self._answers = AnswerMemo()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="keepwarm-prompts")
         self._long_pool = ThreadPoolExecutor(1, thread_name_prefix="keepwarm-long-prompts")
         self._waiting_bytes = 0
@@ -100,21 +88,37 @@ class PromptBook:
         return False
 
     async def encode(
-        self, model: str, ask: Ask, salt: str | None, block_sizes: Iterable[int], body: bytes
+        self,
+        model: str,
+        ask: Ask,
+        salt: str | None,
+        block_sizes: Iterable[int],
+        body: bytes,
+        *,
+        rules: PromptRules | None = None,
+        key_id: str | None = None,
+        chain: MessageChain = (),
     ) -> Prompt | None:
         """Return the prompt as the engine will see it, or as near as can be known; ``None`` where that is nothing.
 
-        ``body`` is what ``ask`` was read from.
+        ``body`` is what ``ask`` was read from, ``chain`` what its messages are known by; of a ``key_id`` whose answers
+        ``rules`` let us keep, those that the messages quote get their own ids. Raises ``BadRequest`` for ids that are
+        no tokens of the model, and for what the model's policy refuses.
         """
         body_bytes = len(body)
-        job = _Job(
-            encoder=self._encoders.get(model) if body_bytes <= MAX_EXACT_BYTES else None,
+        rules = rules or PromptRules(tools=ask.tools)
+        job = PromptJob(
+            encoder=self._encoders.get(model),
             ask=ask,
             body=body,
             model=model,
             salt=salt,
             block_sizes=tuple(set(block_sizes)),
+            rules=rules,
+            quotations=self._quotations(model, ask, salt, rules, key_id, chain),
+            max_exact_bytes=MAX_EXACT_BYTES,
             is_trusted=self._agreement.is_trusted(model),
+            is_verified=self._agreement.is_verified(model),
         )
         if body_bytes <= INLINE_BYTES:
             return job.run()
@@ -126,6 +130,29 @@ class PromptBook:
             return await asyncio.get_running_loop().run_in_executor(pool, job.run)
         finally:
             self._waiting_bytes -= body_bytes
+
+    def _quotations(
+        self, model: str, ask: Ask, salt: str | None, rules: PromptRules, key_id: str | None, chain: MessageChain
+    ) -> Quotations | None:
+        messages = ask.messages
+        if key_id is None or not rules.keeps_answers or messages is None or not messages or len(chain) != len(messages):
+            return None
+        owner = msgspec.msgpack.encode([key_id, model, salt])
+        return Quotations(self._answers, owner, chain)
+
+    def remember(
+        self, prompt: Prompt, message: Mapping[str, object], output_ids: Sequence[int], counted_tokens: object
+    ) -> None:
+        """Keep the ids of an answer, for requests that quote it. Call it before the client sees the answer's end.
+
+        ``counted_tokens``: the prompt's, as the engine told. An engine that saw another prompt generated another
+        answer.
+        """
+        if prompt.answerable is None or counted_tokens != prompt.tokens:
+            return
+        answer = prompt.answerable.answer(message, output_ids)
+        if answer is not None:
+            self._answers.remember(prompt.answerable.name, answer)
 
     async def run(self, model: str, work: Callable[[PromptEncoder], _Made]) -> _Made | None:
         """Do something with the model's encoder, in a thread; ``None`` where there is none."""
@@ -156,94 +183,3 @@ class PromptBook:
         """End the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._long_pool.shutdown(wait=False, cancel_futures=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One prompt to be made; any thread may run it."""
-
-    encoder: PromptEncoder | None
-    ask: Ask
-    body: bytes
-    model: str
-    salt: str | None
-    block_sizes: Sequence[int]
-    is_trusted: bool
-
-    def run(self) -> Prompt | None:
-        """Return the prompt: exact, or by its text, or ``None``."""
-        try:
-            exact = self._exact()
-        except (PromptError, UnicodeEncodeError, OverflowError):
-            exact = None  # an odd role, media, a lone surrogate, an id out of range: the engine will say what is wrong
-        if exact is not None and self.is_trusted:
-            return exact
-        by_text = self._by_text()
-        if exact is None or by_text is None:
-            return by_text
-        return replace(exact, hashes=by_text.hashes, is_exact=False)  # counted still, to find out when they agree again
-
-    def _exact(self) -> Prompt | None:
-        ask, seed = self.ask, routing_seed(self.model, None, self.salt)
-        if ask.messages is None and ask.prompt is not None and not isinstance(ask.prompt, str):
-            return self._of_ids(ask.prompt, seed)
-        if self.encoder is None:
-            return None
-        if ask.messages is None:
-            return self._of_ids(self.encoder.encode_text(ask.prompt), seed) if isinstance(ask.prompt, str) else None
-        options = _options(ask.form.values)
-        if options is None:
-            return None
-        encoded: EncodedPrompt = self.encoder.encode_chat_hashed(
-            ask.messages,
-            ask.tools,
-            seed=seed,
-            block_sizes=self.block_sizes,
-            options=options,
-            wire=wire_of(ask, self.body),
-        )
-        return Prompt(
-            len(encoded),
-            cast("Mapping[int, Sequence[int]]", encoded.hashes),
-            is_comparable=not (encoded.has_markers or options.continue_final_message),
-        )
-
-    def _of_ids(self, token_ids: Sequence[int], seed: int) -> Prompt:
-        hashes = {size: routing_hash_array(token_ids, size, seed) for size in self.block_sizes}
-        return Prompt(len(token_ids), cast("Mapping[int, Sequence[int]]", hashes))
-
-    def _by_text(self) -> Prompt | None:
-        ask = self.ask
-        if ask.messages is None and ask.prompt is None:
-            return None
-        data = conversation_bytes(ask.messages, ask.tools, ask.prompt)
-        if data is None:
-            return None
-        hashes = chunk_hashes(data, self.block_sizes, self.model, self.salt)
-        tokens = len(data) // BYTES_PER_TOKEN
-        return Prompt(tokens, hashes, is_exact=False, is_counted=False, is_comparable=False)
-
-
-def wire_of(ask: Ask, body: bytes) -> Wire | None:
-    """Return where a long body holds the messages; short ones are serialized sooner than looked at."""
-    member = next((member for member in reversed(ask.form.members) if member.name == "messages"), None)
-    if len(body) < WIRE_BYTES or member is None:
-        return None
-    text = ask.form.text
-    if text.isascii():
-        return Wire(body, member.start, member.end)
-    return Wire(body, len(text[: member.start].encode()), len(body) - len(text[member.end :].encode()))
-
-
-def _options(values: Mapping[str, object]) -> PromptOptions | None:
-    """Return how the client wants its chat rendered; ``None`` where only the engine can know what comes of it."""
-    variables, continues = values.get("chat_template_kwargs"), values.get("continue_final_message")
-    if any(values.get(name) is not None for name in _FOREIGN_OPTIONS):
-        return None
-    if not (variables is None or isinstance(variables, dict)):
-        return None
-    return PromptOptions(
-        add_generation_prompt=values.get("add_generation_prompt") is not False,
-        continue_final_message=continues is True,
-        variables=variables,
-    )

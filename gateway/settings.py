@@ -116,6 +116,11 @@ class ModelSettings(_Strict):
     tokenizer: str = "auto"  # "auto": the instance's own folder where it is readable; "default"; "none"; a folder
     template: str | None = None
     usage_counts: Literal["checked", "ignored"] = "checked"
+    # Text that spells a special token such as <|im_start|>: it stays text ("literal": by token ids where the engine
+    # takes them, else as with "escape"), gets an invisible character, has its request refused, or goes as it is.
+    special_tokens: Literal["literal", "escape", "reject", "pass"] = "literal"
+    # An answer that a request quotes goes to the engine as the ids that were generated ("ids"), or rendered anew.
+    quoted_answers: Literal["ids", "rendered"] = "ids"
 
 
 class InstanceSettings(_Strict):
@@ -129,12 +134,12 @@ class InstanceSettings(_Strict):
     events: Literal["auto", "off"] = "auto"
     pool: str | None = None  # name of the shared pool, where the instance doesn't tell
     speaks: tuple[Endpoint, ...] | None = None  # endpoints that it has itself; None: what its adapter says
+    region: str | None = None  # where it runs, for prices that differ by region
     capacity_tokens: Count | None = None  # what its cache holds, for engines without events that don't tell
 
     @field_validator("url")
     @classmethod
     def _no_trailing_slash(cls, url: str) -> str:
-    region: str | None = None  # where it runs, for prices that differ by region
         return url.rstrip("/").removesuffix("/v1")
 
 
@@ -183,11 +188,6 @@ class BudgetSettings(_Strict):
         return self
 
 
-class BillingSettings(_Strict):
-    """Prices, the ledger and budgets."""
-
-    prices: Path | None = None  # None: the packaged book
-    ledger: Path | None = None  # None: in ``home``
 class BookSettings(_Strict):
     """A price book beside the main one: for these models (as instances name them), at these instances."""
 
@@ -196,11 +196,16 @@ class BookSettings(_Strict):
     instances: Annotated[tuple[str, ...], Field(min_length=1)] = ("*",)
 
 
+class BillingSettings(_Strict):
+    """Prices, the ledger and budgets."""
+
+    prices: Path | None = None  # None: the packaged book
+    books: tuple[BookSettings, ...] = ()  # the first that fits prices a request; without one ``prices`` does
+    ledger: Path | None = None  # None: in ``home``
     budgets: tuple[BudgetSettings, ...] = ()
     budget_store: str | None = None  # a Redis URL, for fleets; None: a file in ``home``
     alert_webhook: Annotated[str, Field(pattern=r"^https?://")] | None = None
     assumed_output_tokens: Count = 1024  # reserved for a request that names no limit
-    books: tuple[BookSettings, ...] = ()  # the first that fits prices a request; without one ``prices`` does
 
 
 class LedgerSettings(_Strict):

@@ -13,6 +13,7 @@ from typing import cast
 import msgspec
 import numpy as np
 
+from engine_adapter.media import has_media, media_of, medium_name, with_texts
 from kvstore.block import routing_hash_array, routing_seed
 
 BYTES_PER_TOKEN = 4
@@ -25,9 +26,11 @@ _encoder = msgspec.msgpack.Encoder()
 def conversation_bytes(messages: Sequence[Mapping[str, object]] | None, tools: object, prompt: object) -> bytes | None:
     """Return what a prompt says, in the order in which models read it; ``None`` where that has no bytes.
 
-    A longer conversation's bytes begin with a shorter one's.
+    A longer conversation's bytes begin with a shorter one's. Media stand there by name.
     """
     try:
+        if messages is not None and has_media(messages):
+            messages = with_texts(messages, (medium_name(medium).hex() for medium in media_of(messages)))
         items = [tools, *messages] if messages is not None else [prompt]
         return b"".join(map(_encoder.encode, items))
     except (UnicodeEncodeError, OverflowError, TypeError, RecursionError):

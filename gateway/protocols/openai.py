@@ -6,7 +6,7 @@ for it (the usage of a stream, hits by tier) is taken out again unless the clien
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -16,7 +16,7 @@ from billing.usage import openai_usage
 from engine_adapter.base import EngineAdapter
 from gateway.errors import BadRequest, GatewayError, NotHere
 from gateway.protocols.base import Answering, Ask, Sent, model_of, objects, salt_of, scan_body, stream_of
-from gateway.protocols.form import Form, scan, scan_text
+from gateway.protocols.form import Form, Raw, scan, scan_text
 from gateway.protocols.openai_errors import engine_error_body, error_body, error_class
 from gateway.protocols.seen import Seen
 from gateway.protocols.sse import data_of, event_of, with_data
@@ -62,7 +62,13 @@ class OpenAICompletions:
     def reader(self, ask: Ask, adapter: EngineAdapter, answering: Answering, *, is_native: bool) -> AnswerReader:
         """Return what follows an answer."""
         renamed = answering.model if answering.model != answering.served_model else None
-        return AnswerReader(adapter, shows_usage=ask.shows_usage, shows_detail=ask.shows_detail, model=renamed)
+        return AnswerReader(
+            adapter,
+            shows_usage=ask.shows_usage,
+            shows_detail=ask.shows_detail,
+            shows_ids=ask.form.values.get("return_output_ids_in_sglext") is True,
+            model=renamed,
+        )
 
     def error_body(self, error: GatewayError, request_id: str | None = None) -> bytes:
         """Return the error as OpenAI's clients expect it."""
@@ -102,12 +108,19 @@ class AnswerReader:
     """Follows one answer: remembers what the record needs, and gives the client what it asked for."""
 
     def __init__(
-        self, adapter: EngineAdapter, *, shows_usage: bool, shows_detail: bool, model: str | None = None
+        self,
+        adapter: EngineAdapter,
+        *,
+        shows_usage: bool,
+        shows_detail: bool,
+        shows_ids: bool = False,
+        model: str | None = None,
     ) -> None:
-        """``model``: the name to show instead of the engine's own."""
+        """``shows_*``: what the client asked for itself. ``model``: the name to show instead of the engine's own."""
         self._adapter = adapter
         self._shows_usage, self._model = shows_usage, model
-        self._hidden = frozenset[str]() if shows_detail else adapter.private_members
+        self._hidden = frozenset[str]() if shows_detail or shows_ids else adapter.private_members
+        self._ids = {} if shows_ids else adapter.id_members
         self.seen = Seen()
 
     def has_ended(self) -> bool:
@@ -144,8 +157,8 @@ class AnswerReader:
             return body
         self._count(answer)
         self._choices(answer.get("choices"), "message")
-        hidden, renamed = self._hidden & answer.keys(), self._renamed(answer)
-        return scan(body).edited(renamed, drop=frozenset(hidden)).encode() if hidden or renamed else body
+        edited = self._edited(lambda: scan(body), answer, self._hidden_in(answer))
+        return body if edited is None else edited.encode()
 
     def closing(self) -> bytes:
         """Return the end mark."""
@@ -163,18 +176,14 @@ class AnswerReader:
         return openai_usage(seen.usage, seen.extension, silence_is_zero=self._adapter.capabilities.cached_detail)
 
     def _count(self, answer: Mapping[str, object]) -> None:
-        parts = self._adapter.read_usage(answer)
-        if parts is not None:
-            self.seen.usage = parts.usage or self.seen.usage
-            self.seen.extension = parts.extension or self.seen.extension
+        self.seen.count(self._adapter.read_usage(answer))
 
     def _choices(self, choices: object, part_name: str) -> bool:
         has_output = False
         for choice in choices if isinstance(choices, list) else ():
             if not isinstance(choice, dict):
                 continue
-            if isinstance(reason := choice.get("finish_reason"), str):
-                self.seen.finish_reason = reason
+            self.seen.finish(choice)
             part = choice.get(part_name)
             if isinstance(part, dict):
                 index = choice.get("index")
@@ -186,17 +195,42 @@ class AnswerReader:
 
     def _shown(self, event: bytes, data: bytes, chunk: Mapping[str, object]) -> bytes:
         self._count(chunk)
-        hidden = {name for name in self._hidden if name in chunk}
+        hidden = self._hidden_in(chunk)
         if not self._shows_usage and chunk.get("usage") is not None:
             hidden.add("usage")
-            if not chunk.get("choices"):
-                return b""
-        renamed = self._renamed(chunk)
-        if not hidden and not renamed:
-            return event
-        text = data.decode()
-        return with_data(event, scan_text(text).edited(renamed, drop=frozenset(hidden)).encode())
+        says_more = chunk.get("choices") or any(
+            name in chunk and name not in hidden and chunk[name] for name in ("usage", *self._adapter.private_members)
+        )
+        if hidden and not says_more:
+            return b""  # it came for us alone
+        edited = self._edited(lambda: scan_text(data.decode()), chunk, hidden)
+        return event if edited is None else with_data(event, edited.encode())
+
+    def _hidden_in(self, answer: Mapping[str, object]) -> set[str]:
+        """Return the members, or those in which something is, that the client didn't ask for."""
+        hidden = {name for name in self._hidden if name in answer}
+        for outer, inner in self._ids.items():
+            if isinstance(held := answer.get(outer), dict) and held.keys() == {inner}:
+                hidden.add(outer)
+        return hidden
+
+    def _edited(self, read: Callable[[], Form], answer: Mapping[str, object], hidden: set[str]) -> str | None:
+        """Return the text as the client gets it: without what is hidden, and without ids that it didn't ask for."""
+        renamed = self._renamed(answer)
+        held = [name for name, ids in self._ids.items() if name not in hidden and _holds(answer.get(name), ids)]
+        if not (hidden or renamed or held):
+            return None
+        form, edits = read(), dict(renamed)
+        for name in held:
+            inner = form.nested(name)
+            assert inner is not None
+            edits[name] = Raw(inner.edited({}, drop=frozenset({self._ids[name]})))
+        return form.edited(edits, drop=frozenset(hidden))
 
     def _renamed(self, answer: Mapping[str, object]) -> Mapping[str, object]:
         named = self._model is not None and "model" in answer
         return {"model": self._model} if named else {}
+
+
+def _holds(value: object, name: str) -> bool:
+    return isinstance(value, dict) and name in value

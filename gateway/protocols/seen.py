@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from engine_adapter.base import UsageParts
 from tracing.record import ToolCall
 
 MAX_REMEMBERED_CHARS = 1 << 20
@@ -35,9 +36,12 @@ class Seen:
         False  # its finish reason went to the client, and the engine's count is here: only the end is missing
     )
     error: str | None = None  # an error event's class
+    output_ids: Sequence[int] | None = None  # where the engine was asked for them, and tells them
+    stop_text: str | None = None  # the words at which the model was to stop; it said them, and they are not shown
     response_id: str | None = None  # by which a later request may continue this answer
     _calls: dict[tuple[int, int], _Call] = field(default_factory=dict)
     _text: list[str] = field(default_factory=list)
+    _reasoning: list[str] = field(default_factory=list)
     _remembered_chars: int = 0
     _is_whole: bool = True  # all of the first choice's message is remembered, and there is no other choice
 
@@ -51,6 +55,8 @@ class Seen:
         if not self._is_whole or self.finish_reason is None:
             return None
         message: dict[str, object] = {"role": "assistant", "content": "".join(self._text)}
+        if self._reasoning:
+            message["reasoning_content"] = "".join(self._reasoning)
         if self._calls:
             message["tool_calls"] = [
                 {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": "".join(c.arguments)}}
@@ -58,11 +64,27 @@ class Seen:
             ]
         return message
 
+    def count(self, parts: UsageParts | None) -> None:
+        """Add what an answer, or a chunk of one, says of its tokens."""
+        if parts is not None:
+            self.usage = parts.usage or self.usage
+            self.extension = parts.extension or self.extension
+            self.output_ids = parts.output_ids or self.output_ids
+
+    def finish(self, choice: Mapping[str, object]) -> None:
+        """Add how a choice ended, if it has."""
+        if isinstance(reason := choice.get("finish_reason"), str):
+            self.finish_reason = reason
+            matched = choice.get("matched_stop", choice.get("stop_reason"))  # SGLang's and vLLM's word for it
+            self.stop_text = matched if isinstance(matched, str) else None
+
     def take(self, choice: int, part: Mapping[str, object]) -> None:
         """Add a message, or a piece of one."""
         self._is_whole = self._is_whole and choice == 0
         if isinstance(content := part.get("content"), str) and content:
             self._remember(self._text, content)
+        if isinstance(thought := part.get("reasoning_content") or part.get("reasoning"), str):
+            self._remember(self._reasoning, thought)
         calls = part.get("tool_calls")
         for position, piece in enumerate(calls if isinstance(calls, list) else ()):
             if isinstance(piece, dict):

@@ -65,7 +65,6 @@ class TranslatedReader:
         """``shape_error`` turns an engine's error, with its status, into one of the client's protocol."""
         self._adapter, self._writer, self._shape_error = adapter, writer, shape_error
         self._blocks = AnswerBlocks()
-        self._matched: str | None = None
         self._has_begun = False
         self.seen = Seen()
 
@@ -136,10 +135,7 @@ class TranslatedReader:
         return self._writer.begin()
 
     def _count(self, answer: Json) -> None:
-        parts = self._adapter.read_usage(answer)
-        if parts is not None:
-            self.seen.usage = parts.usage or self.seen.usage
-            self.seen.extension = parts.extension or self.seen.extension
+        self.seen.count(self._adapter.read_usage(answer))
 
     def _take(self, answer: Json, part_name: str) -> list[AnswerEvent]:
         """Take the first choice; there is no other, since none of these protocols can ask for several."""
@@ -147,10 +143,7 @@ class TranslatedReader:
         choice = choices[0] if isinstance(choices, list) and choices else None
         if not isinstance(choice, dict):
             return []
-        if isinstance(reason := choice.get("finish_reason"), str):
-            self.seen.finish_reason = reason
-            matched = choice.get("matched_stop", choice.get("stop_reason"))  # SGLang's and vLLM's word for it
-            self._matched = matched if isinstance(matched, str) else None
+        self.seen.finish(choice)
         part = choice.get(part_name)
         if not isinstance(part, dict):
             return []
@@ -158,7 +151,7 @@ class TranslatedReader:
         return self._blocks.take(part, _logprobs(choice))
 
     def _finish(self) -> Finish:
-        return Finish(self.seen.finish_reason, self._matched)
+        return Finish(self.seen.finish_reason, self.seen.stop_text)
 
     def _usage(self) -> Usage | None:
         reading = self.usage()

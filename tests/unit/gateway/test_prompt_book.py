@@ -12,6 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from gateway import prompts as module
 from gateway.agreement import Agreement, AgreementOptions
+from gateway.errors import BadRequest
+from gateway.prompt_rules import PromptRules
 from gateway.prompts import Prompt, PromptBook
 from gateway.protocols.openai import read_ask
 
@@ -44,10 +46,12 @@ async def book(folder: Path) -> Any:
     book.close()
 
 
-async def prompt_of(book: PromptBook, *, model: str = "m", salt: str | None = None, **members: Any) -> Prompt | None:
+async def prompt_of(
+    book: PromptBook, *, model: str = "m", salt: str | None = None, rules: PromptRules | None = None, **members: Any
+) -> Prompt | None:
     endpoint = "completions" if "prompt" in members else "chat"
     body = json.dumps({"model": model, **members}).encode()
-    return await book.encode(model, read_ask(body, endpoint), salt, {4, 16}, body)
+    return await book.encode(model, read_ask(body, endpoint), salt, {4, 16}, body, rules=rules)
 
 
 async def test_a_chat_is_exact_and_its_hashes_go_on(book: PromptBook) -> None:
@@ -144,9 +148,17 @@ async def test_engines_that_count_otherwise_take_a_model_to_its_text_until_they_
     assert again.is_exact
 
 
-async def test_ids_out_of_range_are_the_engines_to_refuse(book: PromptBook) -> None:
-    prompt = await prompt_of(book, prompt=[1, 2**40])
-    assert prompt is None or not prompt.is_exact
+@pytest.mark.parametrize("ids", [[1, 2**40], [1, 258], [-1]])
+async def test_ids_that_are_no_tokens_of_the_model_never_reach_an_engine(book: PromptBook, ids: list[int]) -> None:
+    """One of them takes a whole SGLang server down."""
+    with pytest.raises(BadRequest, match="257") as refused:
+        await prompt_of(book, prompt=ids)
+    assert (refused.value.param, refused.value.code) == ("prompt", "out_of_vocabulary")
+    with pytest.raises(BadRequest) as refused:
+        await prompt_of(book, messages=[USER], input_ids=ids, rules=PromptRules(takes_ids=True))
+    assert refused.value.param == "input_ids"
+    unknown = await prompt_of(book, model="unknown", prompt=ids)
+    assert unknown is None or unknown.tokens == len(ids) or not unknown.is_exact
 
 
 async def test_a_long_prompt_leaves_the_event_loop_free(book: PromptBook, monkeypatch: pytest.MonkeyPatch) -> None:
