@@ -37,10 +37,15 @@ class EchoState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt's echo. ``won_tokens``: how many tokens can hit only because generated ids were kept."""
+    """A prompt's echo. ``won_tokens`` of it, from ``kept_from`` on, can hit only because generated ids were kept."""
 
     state: EchoState = EchoState.NONE
     won_tokens: int = 0
+    kept_from: int = 0
+
+    def won_of(self, hit_tokens: int) -> int:
+        """Return how many of the leading ``hit_tokens`` are such tokens."""
+        return max(min(hit_tokens - self.kept_from, self.won_tokens), 0)
 
 
 NO_ECHO = Echo()

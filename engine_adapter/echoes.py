@@ -118,7 +118,7 @@ def with_answers(
         walk.settled_end or past.generated_end,
     )
     won = max(end - first, 0) if first is not None else 0
-    return Echoed(walk.ids(), Echo(state, won), settled, walk.sealed, first is not None)
+    return Echoed(walk.ids(), Echo(state, won, first or 0), settled, walk.sealed, first is not None)
 
 
 class _Walk:

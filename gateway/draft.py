@@ -21,6 +21,7 @@ from tracing.record import (
     Identity,
     Outcome,
     PrefixMarks,
+    PromptNote,
     RunLink,
     Stamps,
     Usage,
@@ -132,6 +133,14 @@ class Draft:
             last_token_ns=self.last_token_ns,
             closed_ns=self.now_ns(),
         )
+
+    def prompt_note(self, usage: Usage) -> PromptNote | None:
+        """Return what became of the conversation on its way into a prompt."""
+        prompt = self.prompt
+        if prompt is None or not (prompt.is_exact or prompt.special_tokens):
+            return None
+        handling = prompt.special_tokens.value if prompt.special_tokens is not None else None
+        return PromptNote(prompt.echo.state.value, prompt.echo.won_of(usage.hit_tokens), handling)
 
     def recovered_usage(self) -> Usage:
         """Return what can be said without the engine's own count.

@@ -112,6 +112,7 @@ class Recorder:
             usage_problems=problems,
             prefix=draft.marks,
             message_tip=draft.message_tip,
+            prompt=draft.prompt_note(usage),
         )
 
     def _charge(self, draft: Draft, usage: Usage) -> Charge:

@@ -80,6 +80,24 @@ class Metrics:
             ("model",),
             registry=registry,
         )
+        self._echoes = Counter(
+            "keepwarm_quoted_answers",
+            "Requests by what became of the newest answer that they quote",
+            ("model", "echo"),
+            registry=registry,
+        )
+        self._echo_won = Counter(
+            "keepwarm_echo_won_tokens",
+            "Hit tokens that would have missed, had quoted answers been rendered anew",
+            ("model",),
+            registry=registry,
+        )
+        self._special_tokens = Counter(
+            "keepwarm_special_tokens",
+            "Requests with text that spells a special token, by what was done about it",
+            ("model", "handling"),
+            registry=registry,
+        )
 
     def observe(self, record: RequestRecord) -> None:
         """Count one finished request."""
@@ -97,6 +115,11 @@ class Metrics:
         for attempt in record.attempts:
             result = "none" if attempt.status is None else f"{attempt.status // 100}xx"
             self._attempts.labels(self._instances.label(attempt.instance), result).inc()
+        if (note := record.prompt) is not None:
+            self._echoes.labels(model, note.echo).inc()
+            self._echo_won.labels(model).inc(note.echo_won_tokens)
+            if note.special_tokens is not None:
+                self._special_tokens.labels(model, note.special_tokens).inc()
         if record.usage_problems:
             self._problems.labels(model).inc(len(record.usage_problems))
 

@@ -161,6 +161,19 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptNote:
+    """What became of a conversation on its way into a prompt. Values of closed sets, never content."""
+
+    echo: str = "none"
+    """Of the newest answer that it quotes (``engine_adapter.answers.EchoState``): "none", "unknown", "same", "kept",
+    "changed", "template_rewrites". The last two say whose doing it is that generated pages are not found again."""
+    echo_won_tokens: int = 0
+    """Hit tokens that would not have been, had the answers been rendered anew instead of sent as generated."""
+    special_tokens: str | None = None
+    """What was done where text spells a special token: "literal", "escaped", "passed"; ``None``: none is spelled."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunLink:
     """Which run and step a request belongs to, and on what evidence."""
 
@@ -244,6 +257,7 @@ class RequestRecord:
     usage_problems: tuple[str, ...] = ()  # what was wrong with the engine's usage: clamps and contradictions
     prefix: PrefixMarks | None = None  # ``None``: the prompt's ids were not known
     message_tip: str | None = None  # chained hash (hex) of prompt and answer: a restarted gateway links by it
+    prompt: PromptNote | None = None  # ``None``: it was no chat that could be encoded
 
     @property
     def instance(self) -> str | None:
