@@ -132,6 +132,11 @@ class ScriptedEngine:
             [
                 web.post("/v1/chat/completions", self._complete),
                 web.post("/v1/completions", self._complete),
+                web.post("/v1/messages", self._complete),
+                web.post("/v1/responses", self._complete),
+                web.post("/v1/embeddings", self._complete),
+                web.post("/tokenize", self._complete),
+                web.post("/detokenize", self._complete),
                 web.get("/health", self._health),
                 web.get("/v1/models", self._models),
                 web.get("/server_info", self._server_info),
@@ -148,6 +153,12 @@ class ScriptedEngine:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+
+    def forget(self) -> None:
+        """Be as if just opened: nothing was asked, and the answer is hello."""
+        self.asked.clear()
+        self.script = Script(body=answer("hello"))
+        self.script_for = lambda asked: self.script
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until something about this engine is so."""

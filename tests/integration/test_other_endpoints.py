@@ -1,0 +1,177 @@
+"""Embeddings, models and tokens, the places where endpoints are, and whose error shape an answer has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anthropic
+import openai
+import pytest
+import pytest_asyncio
+
+from tests.gateways import Client, gateway_for
+from tests.samples.sdk import anthropic_client, openai_client, strictly
+from tests.scripted_engine import Json, Script, ScriptedEngine, answer
+from tracing.record import Outcome, UsageSource
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CHAT: Json = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+VECTORS: Json = {
+    "object": "list",
+    "data": [{"object": "embedding", "index": 0, "embedding": [0.25, -1.5]}],
+    "model": "m",
+    "usage": {"prompt_tokens": 5, "total_tokens": 5},
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running_engine() -> AsyncIterator[ScriptedEngine]:
+    async with ScriptedEngine() as engine:
+        yield engine
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(running_engine: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
+    models = [{"name": "m", "aliases": ["known-as"]}]
+    async with gateway_for([running_engine], tmp_path_factory.mktemp("home"), models=models) as client:
+        yield client
+        assert client.at_rest()
+
+
+@pytest.fixture
+def engine(running_engine: ScriptedEngine) -> ScriptedEngine:
+    """The engine, as if nobody had asked it anything yet."""
+    running_engine.forget()
+    return running_engine
+
+
+async def test_embeddings_pass_and_are_billed_as_a_prompt(gateway: Client, engine: ScriptedEngine) -> None:
+    engine.script = Script(body=VECTORS)
+    async with openai_client(gateway.url) as gpt:
+        made = strictly(await gpt.embeddings.create(model="m", input=["hi"], encoding_format="float"))
+    assert made.data[0].embedding == [0.25, -1.5]
+    asked = engine.asked[0]
+    assert (asked.path, asked.json) == ("/v1/embeddings", {"model": "m", "input": ["hi"], "encoding_format": "float"})
+    record = (await gateway.records(len(gateway.stored())))[-1]
+    assert (record.endpoint, record.usage.prompt_tokens, record.usage.output_tokens) == ("embeddings", 5, 0)
+    assert (record.usage.source, record.outcome) == (UsageSource.ENGINE, Outcome.OK)
+
+
+async def test_embeddings_go_only_where_they_are(tmp_path: Path) -> None:
+    async with ScriptedEngine() as plain, ScriptedEngine() as able:
+        instances = [
+            {"id": "p", "url": plain.url, "adapter": "openai"},
+            {"id": "a", "url": able.url, "adapter": "openai", "speaks": ["embeddings"]},
+        ]
+        able.script = Script(body=VECTORS)
+        async with (
+            gateway_for([plain, able], tmp_path, instances=instances) as gateway,
+            openai_client(gateway.url) as gpt,
+        ):
+            for _ in range(3):
+                await gpt.embeddings.create(model="m", input="hi", encoding_format="float")
+            await gpt.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+    assert (len(able.asked), [asked.path for asked in plain.asked]) == (3, ["/v1/chat/completions"])
+
+
+async def test_an_endpoint_that_no_engine_has_is_refused_by_name(tmp_path: Path) -> None:
+    async with ScriptedEngine() as engine:
+        instances = [{"id": "p", "url": engine.url, "adapter": "openai"}]
+        async with (
+            gateway_for([engine], tmp_path, instances=instances) as gateway,
+            openai_client(gateway.url) as gpt,
+        ):
+            with pytest.raises(openai.BadRequestError, match="embeddings") as caught:
+                await gpt.embeddings.create(model="m", input="hi")
+            async with gateway.session.post(f"{gateway.url}/tokenize", json={"model": "m", "prompt": "x"}) as response:
+                assert response.status == 400
+    assert caught.value.code == "endpoint_not_supported"
+
+
+async def test_models_are_listed_as_each_client_expects_them(gateway: Client) -> None:
+    async with openai_client(gateway.url) as gpt:
+        assert [strictly(model).id for model in (await gpt.models.list()).data] == ["known-as", "m"]
+        assert strictly(await gpt.models.retrieve("known-as")).owned_by == "keepwarm"
+        with pytest.raises(openai.NotFoundError):
+            await gpt.models.retrieve("unheard-of")
+    async with anthropic_client(gateway.url) as claude:
+        assert [strictly(model).id for model in (await claude.models.list()).data] == ["known-as", "m"]
+        assert strictly(await claude.models.retrieve("m")).display_name == "m"
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            await claude.models.retrieve("unheard-of")
+    assert caught.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("root", ["", "/v1", "/c/label", "/c/label/v1"])
+async def test_endpoints_are_with_and_without_v1_and_label(gateway: Client, engine: ScriptedEngine, root: str) -> None:
+    asks: dict[str, Json] = {
+        "/chat/completions": CHAT,
+        "/completions": {"model": "m", "prompt": "x"},
+        "/messages": {**CHAT, "max_tokens": 4},
+        "/messages?beta=true": {**CHAT, "max_tokens": 4},
+        "/responses": {"model": "m", "input": "hi"},
+        "/embeddings": {"model": "m", "input": "hi"},
+    }
+    for path, body in asks.items():
+        async with gateway.session.post(f"{gateway.url}{root}{path}", json=body) as response:
+            assert response.status == 200, path
+            request_id = response.headers["x-keepwarm-request-id"]
+        record = await gateway.record(request_id)
+        assert record.labels == ({"agent": "label"} if "label" in root else {})
+    for path in ("/models", "/models/m"):
+        async with gateway.session.get(f"{gateway.url}{root}{path}") as response:
+            assert response.status == 200
+
+
+async def test_b031_the_models_name_is_the_one_that_was_asked_for(gateway: Client, engine: ScriptedEngine) -> None:
+    chunk = b'data: {"id":"c","model":"m","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}\n\n'
+    usage = b'data: {"model":"m","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}\n\ndata: [DONE]\n\n'
+    asks: dict[str, Json] = {
+        "/v1/chat/completions": CHAT,
+        "/v1/messages": {**CHAT, "max_tokens": 4},
+        "/v1/responses": {"model": "m", "input": "hi"},
+    }
+    for path, body in asks.items():
+        for streams in (False, True):
+            engine.script = Script(events=[chunk, usage]) if streams else Script(body=answer("x"))
+            ask = {**body, "model": "known-as", "stream": streams}
+            async with gateway.session.post(f"{gateway.url}{path}", json=ask) as response:
+                text = await response.text()
+            assert '"known-as"' in text.replace('": "', '":"').replace('"model":', '"model": ')
+            assert '"model":"m"' not in text.replace('": "', '":"')
+            assert json.loads(engine.asked[-1].body)["model"] == "m"
+
+
+async def test_errors_have_the_shape_of_the_path_and_of_the_client(gateway: Client) -> None:
+    for path, headers, is_anthropic in (
+        ("/v1/nowhere", {}, False),
+        ("/v1/nowhere", {"anthropic-version": "2023-06-01"}, True),
+        ("/c/x/v1/messages/nowhere", {}, True),
+    ):
+        async with gateway.session.get(f"{gateway.url}{path}", headers=headers) as response:
+            assert response.status == 404
+            told = await response.json()
+        assert (told.get("type") == "error") is is_anthropic
+        assert told["error"]["message"]
+    for path, allowed in (("/v1/messages", "POST"), ("/v1/responses", "POST"), ("/c/a/embeddings", "POST")):
+        async with gateway.session.get(f"{gateway.url}{path}") as response:
+            assert (response.status, response.headers["allow"]) == (405, allowed)
+
+
+async def test_the_engine_is_asked_for_tokens_where_there_is_no_tokenizer(
+    gateway: Client, engine: ScriptedEngine
+) -> None:
+    engine.script = Script(body={"tokens": [1, 2, 3], "count": 3, "max_model_len": 99})
+    async with anthropic_client(gateway.url) as claude:
+        told = await claude.messages.count_tokens(model="known-as", messages=[{"role": "user", "content": "hi"}])
+    assert told.input_tokens == 3
+    asked = engine.asked[0]
+    assert asked.path == "/tokenize"
+    assert (asked.json["model"], asked.json["messages"]) == ("m", [{"role": "user", "content": "hi"}])
+    engine.script = Script(status=422, body={"detail": "no such thing"})
+    async with gateway.session.post(f"{gateway.url}/v1/detokenize", json={"model": "m", "tokens": [1]}) as response:
+        assert (response.status, (await response.json())["error"]["message"]) == (400, "no such thing")
+    assert engine.asked[1].path == "/detokenize"

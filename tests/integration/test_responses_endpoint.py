@@ -1,0 +1,398 @@
+"""OpenAI's Responses through the gateway, with the official client: translated, continued, kept, and native."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI
+
+from tests.gateways import Client, gateway_for
+from tests.samples.answers import THOUGHT_AND_TWO_CALLS, THOUGHT_AND_TWO_CALLS_WHOLE, streamed, whole
+from tests.samples.sdk import openai_client, strictly
+from tests.scripted_engine import Json, Script, ScriptedEngine, answer, stream
+from tracing.record import Outcome
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+TOOLS: list[Any] = [
+    {"type": "function", "name": "look", "description": "Look up", "parameters": {"type": "object"}, "strict": True},
+    {"type": "function", "name": "find", "parameters": None, "strict": None},
+]
+KEYS = [{"id": name, "secret": f"sk-{name}", "tenant": name} for name in ("a", "b")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running_engine() -> AsyncIterator[ScriptedEngine]:
+    async with ScriptedEngine() as engine:
+        yield engine
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(running_engine: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
+    async with gateway_for([running_engine], tmp_path_factory.mktemp("home"), keys=KEYS) as client:
+        yield client
+        assert client.at_rest()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gpt(gateway: Client) -> AsyncIterator[AsyncOpenAI]:
+    async with openai_client(gateway.url, key="sk-a") as client:
+        yield client
+
+
+@pytest.fixture
+def engine(running_engine: ScriptedEngine) -> ScriptedEngine:
+    """The engine, as if nobody had asked it anything yet."""
+    running_engine.forget()
+    return running_engine
+
+
+async def test_a_response_is_asked_as_a_chat_and_answered_as_a_response(
+    gateway: Client, engine: ScriptedEngine, gpt: AsyncOpenAI
+) -> None:
+    engine.script = Script(body=answer("hello", prompt=100, output=7, cached=64))
+    response = strictly(await gpt.responses.create(model="m", input="hi", metadata={"k": "v"}, temperature=0.5))
+    assert (response.status, response.output_text, response.model) == ("completed", "hello", "m")
+    assert (response.metadata, response.temperature, response.tools) == ({"k": "v"}, 0.5, [])
+    usage = response.usage
+    assert usage is not None
+    assert (usage.input_tokens, usage.input_tokens_details.cached_tokens) == (100, 64)
+    assert (usage.output_tokens, usage.total_tokens) == (7, 107)
+    asked = engine.asked[0]
+    assert asked.path == "/v1/chat/completions"
+    assert asked.json["messages"] == [{"role": "user", "content": "hi"}]
+    assert response._request_id is not None
+    record = await gateway.record(response._request_id)
+    assert (record.endpoint, record.usage.prompt_tokens, record.usage.hit_tokens) == ("responses", 100, 64)
+
+
+async def test_the_whole_vocabulary_reaches_the_engine(engine: ScriptedEngine, gpt: AsyncOpenAI) -> None:
+    items: list[Any] = [
+        {"role": "developer", "content": "brief"},
+        {
+            "role": "user",
+            "content": [
+                {"type": "input_text", "text": "see"},
+                {"type": "input_image", "image_url": "data:image/png;base64,aWk=", "detail": "low"},
+                {"type": "input_file", "filename": "d.pdf", "file_data": "data:application/pdf;base64,cGRm"},
+            ],
+        },
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {
+            "type": "message",
+            "id": "msg_1",
+            "role": "assistant",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "I look", "annotations": []}],
+        },
+        {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "look", "arguments": '{"x":1}'},
+        {"type": "function_call", "id": "fc_2", "call_id": "c2", "name": "find", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "one"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "two"}]},
+    ]
+    await gpt.responses.create(
+        model="m",
+        input=items,
+        instructions="Be kind.",
+        tools=TOOLS,
+        tool_choice={"type": "function", "name": "look"},
+        parallel_tool_calls=False,
+        max_output_tokens=99,
+        top_p=0.9,
+        reasoning={"effort": "low"},
+        text={"format": {"type": "json_schema", "name": "s", "schema": {"type": "object"}, "strict": True}},
+        include=["reasoning.encrypted_content", "message.output_text.logprobs"],
+        top_logprobs=2,
+        truncation="disabled",
+        prompt_cache_key="run",
+        extra_body={"chat_template_kwargs": {"b": 1}, "client_metadata": {"x": 1}},
+    )
+    asked = engine.asked[0].json
+    assert asked.pop("messages") == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "developer", "content": "brief"},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "see"},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,aWk=", "detail": "low"}},
+                {"type": "file", "file": {"filename": "d.pdf", "file_data": "data:application/pdf;base64,cGRm"}},
+            ],
+        },
+        {
+            "role": "assistant",
+            "content": "I look",
+            "reasoning_content": "hm",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"x":1}'}},
+                {"id": "c2", "type": "function", "function": {"name": "find", "arguments": "{}"}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "one"},
+        {"role": "tool", "tool_call_id": "c2", "content": "two"},
+    ]
+    look = {"name": "look", "description": "Look up", "parameters": {"type": "object"}, "strict": True}
+    salt = asked.pop("cache_salt")
+    assert salt
+    assert asked == {
+        "model": "m",
+        "tools": [{"type": "function", "function": look}, {"type": "function", "function": {"name": "find"}}],
+        "tool_choice": {"type": "function", "function": {"name": "look"}},
+        "parallel_tool_calls": False,
+        "max_tokens": 99,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "s", "schema": {"type": "object"}, "strict": True},
+        },
+        "reasoning_effort": "low",
+        "top_p": 0.9,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "chat_template_kwargs": {"b": 1},
+        "return_cached_tokens_details": True,
+    }
+
+
+async def test_b013_thought_text_and_two_calls_are_the_same_streamed_and_whole(
+    engine: ScriptedEngine, gpt: AsyncOpenAI
+) -> None:
+    engine.script = Script(body=whole(THOUGHT_AND_TWO_CALLS_WHOLE, "tool_calls", prompt=20, output=9, cached=16))
+    plain = strictly(await gpt.responses.create(model="m", input="hi", tools=TOOLS))
+    engine.script = Script(events=streamed(THOUGHT_AND_TWO_CALLS, "tool_calls", prompt=20, cached=16))
+    async with gpt.responses.stream(model="m", input="hi", tools=TOOLS) as events:
+        await events.until_done()
+        built = await events.get_final_response()
+    seen = [event async for event in await gpt.responses.create(model="m", input="hi", tools=TOOLS, stream=True)]
+    for event in seen:
+        strictly(event)
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    last = seen[-1]
+    assert last.type == "response.completed"
+    assert [item.type for item in plain.output] == ["reasoning", "message", "function_call", "function_call"]
+
+    def told(output: list[Any]) -> list[Json]:
+        return [{k: v for k, v in item.to_dict().items() if k not in ("id", "parsed_arguments")} for item in output]
+
+    assert told(last.response.output) == told(plain.output)
+    assert [item.type for item in built.output] == [item.type for item in plain.output]
+    assert [i.arguments for i in built.output if i.type == "function_call"] == ['{"x": 1}', '{"y": "Grüße"}']
+    assert last.response.usage == plain.usage
+    items = [event for event in seen if event.type.startswith("response.output_item")]
+    assert [(e.type.rsplit(".", 1)[1], e.output_index) for e in items] == [
+        (kind, index) for index in range(4) for kind in ("added", "done")
+    ]
+    kinds = [event.type for event in seen]
+    assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
+    for kind, count in (
+        ("response.content_part.added", 2),
+        ("response.content_part.done", 2),
+        ("response.reasoning_text.delta", 2),
+        ("response.reasoning_text.done", 1),
+        ("response.output_text.delta", 2),
+        ("response.output_text.done", 1),
+        ("response.function_call_arguments.done", 2),
+    ):
+        assert kinds.count(kind) == count, kind
+
+
+async def test_a_limit_makes_a_response_incomplete_and_a_refusal_is_one(
+    engine: ScriptedEngine, gpt: AsyncOpenAI
+) -> None:
+    engine.script = Script(events=streamed([{"content": "x"}], "length"))
+    seen = [event async for event in await gpt.responses.create(model="m", input="hi", stream=True)]
+    last = strictly(seen[-1])
+    assert last.type == "response.incomplete"
+    assert last.response.incomplete_details is not None
+    assert (last.response.status, last.response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    engine.script = Script(body=whole({"content": None, "refusal": "no"}))
+    response = strictly(await gpt.responses.create(model="m", input="hi"))
+    assert response.output[0].type == "message"
+    assert response.output[0].content[0].to_dict() == {"type": "refusal", "refusal": "no"}
+
+
+async def test_logprobs_come_through(engine: ScriptedEngine, gpt: AsyncOpenAI) -> None:
+    logprobs = {"content": [{"token": "x", "logprob": -0.5, "bytes": [120], "top_logprobs": []}]}
+    engine.script = Script(body=whole({"content": "x"}, logprobs=logprobs))
+    response = strictly(await gpt.responses.create(model="m", input="hi", include=["message.output_text.logprobs"]))
+    part = response.output[0].content[0]  # type: ignore[union-attr,index]
+    assert [item.to_dict() for item in part.logprobs] == logprobs["content"]  # type: ignore[union-attr]
+
+
+async def test_r02_a_stream_that_breaks_ends_with_an_error_and_a_failed_response(
+    gateway: Client, engine: ScriptedEngine, gpt: AsyncOpenAI
+) -> None:
+    engine.script = Script(events=stream(["a", "b"])[:3], end="reset")
+    raw = await gpt.responses.with_raw_response.create(model="m", input="hi", stream=True)
+    seen = [event async for event in raw.parse()]
+    assert [event.type for event in seen[-2:]] == ["error", "response.failed"]
+    for event in seen:
+        strictly(event)
+    record = await gateway.record(raw.headers["x-request-id"])
+    assert (record.outcome, record.error) == (Outcome.TRUNCATED, "stream_truncated")
+
+
+async def test_a_chain_is_continued_by_its_last_response(
+    gateway: Client, engine: ScriptedEngine, gpt: AsyncOpenAI
+) -> None:
+    engine.script = Script(body=whole(THOUGHT_AND_TWO_CALLS_WHOLE, "tool_calls"))
+    first = await gpt.responses.create(model="m", input="hi", instructions="Be kind.", tools=TOOLS)
+    engine.script = Script(events=streamed([{"content": "done"}]))
+    results: list[Any] = [
+        {"type": "function_call_output", "call_id": name, "output": name} for name in ("call_a", "call_b")
+    ]
+    async with gpt.responses.stream(model="m", input=results, previous_response_id=first.id) as events:
+        second = await events.get_final_response()
+    engine.script = Script(body=answer("bye"))
+    third = await gpt.responses.create(model="m", input="thanks", previous_response_id=second.id)
+    assert third.previous_response_id == second.id
+    calls = THOUGHT_AND_TWO_CALLS_WHOLE["tool_calls"]
+    thought = {"content": "I look both up. 世界🌍", "reasoning_content": "Two look-ups."}
+    assert engine.asked[2].json["messages"] == [  # instructions are not carried over
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", **thought, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "call_a", "content": "call_a"},
+        {"role": "tool", "tool_call_id": "call_b", "content": "call_b"},
+        {"role": "assistant", "content": "done"},
+        {"role": "user", "content": "thanks"},
+    ]
+    record = await gateway.record(str(third._request_id))
+    first_record = await gateway.record(str(first._request_id))
+    assert record.link is not None
+    assert first_record.link is not None
+    assert (record.link.run_id, record.link.step) == (first_record.link.run_id, 3)
+    assert record.link.method == "previous_response_id"
+
+
+async def test_kept_responses_are_their_tenants_and_can_be_deleted(
+    gateway: Client, engine: ScriptedEngine, gpt: AsyncOpenAI
+) -> None:
+    made = await gpt.responses.create(model="m", input="hi")
+    kept = strictly(await gpt.responses.retrieve(made.id))
+    assert kept.to_dict() == made.to_dict()
+    listed = await gpt.responses.input_items.list(made.id)
+    assert [item.content for item in listed.data] == ["hi"]  # type: ignore[union-attr]
+    async with openai_client(gateway.url, key="sk-b") as other:
+        with pytest.raises(openai.NotFoundError):
+            await other.responses.retrieve(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await other.responses.delete(made.id)
+        with pytest.raises(openai.BadRequestError) as caught:
+            await other.responses.create(model="m", input="go on", previous_response_id=made.id)
+    assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
+    with pytest.raises(openai.BadRequestError):
+        await gpt.responses.cancel(made.id)
+    await gpt.responses.delete(made.id)
+    with pytest.raises(openai.NotFoundError):
+        await gpt.responses.retrieve(made.id)
+    unkept = await gpt.responses.create(model="m", input="hi", store=False)
+    with pytest.raises(openai.NotFoundError):
+        await gpt.responses.retrieve(unkept.id)
+
+
+async def test_items_can_be_referred_to(engine: ScriptedEngine, gpt: AsyncOpenAI) -> None:
+    engine.script = Script(body=whole(THOUGHT_AND_TWO_CALLS_WHOLE, "tool_calls"))
+    made = await gpt.responses.create(model="m", input="hi", tools=TOOLS)
+    engine.script = Script(body=answer("done"))
+    own: list[Any] = [{"role": "user", "content": "hi"}]
+    named: list[Any] = [{"type": "item_reference", "id": item.id} for item in made.output]
+    results: list[Any] = [{"type": "function_call_output", "call_id": c, "output": "1"} for c in ("call_a", "call_b")]
+    await gpt.responses.create(model="m", input=own + named + results)
+    assert [m["role"] for m in engine.asked[1].json["messages"]] == ["user", "assistant", "tool", "tool"]
+    assert engine.asked[1].json["messages"][1]["tool_calls"] == THOUGHT_AND_TWO_CALLS_WHOLE["tool_calls"]
+    with pytest.raises(openai.BadRequestError, match="nowhere"):
+        await gpt.responses.create(model="m", input=[{"type": "item_reference", "id": "nowhere"}])
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"input": 3}, "input"),
+        ({"input": [{"role": "emperor", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}, "input[0].content[0]"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+        ({"background": True}, "background"),
+        ({"conversation": "c"}, "conversation"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
+        ({"previous_response_id": "resp_unknown"}, "previous_response_id"),
+        ({"previous_response_id": 7}, "previous_response_id"),
+        ({"max_output_tokens": -1}, "max_output_tokens"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_what_cannot_be_translated_is_refused_by_name(
+    gateway: Client, engine: ScriptedEngine, change: Json, where: str
+) -> None:
+    ask = {"model": "m", "input": "hi", **change}
+    headers = {"authorization": "Bearer sk-a"}
+    async with gateway.session.post(f"{gateway.url}/v1/responses", json=ask, headers=headers) as response:
+        assert response.status == 400
+        error = (await response.json())["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert where in (error["param"] or "")
+    assert engine.asked == []
+
+
+def _native(response: Json, text: str) -> list[bytes]:
+    begun = {**response, "status": "in_progress", "output": [], "usage": None}
+    events: list[Json] = [
+        {"type": "response.created", "response": begun},
+        {
+            "type": "response.output_text.delta",
+            "item_id": "msg_n",
+            "output_index": 0,
+            "content_index": 0,
+            "delta": text,
+        },
+        {"type": "response.completed", "response": response},
+    ]
+    return [
+        f"event: {event['type']}\ndata: {json.dumps({**event, 'sequence_number': number})}\n\n".encode()
+        for number, event in enumerate(events)
+    ]
+
+
+async def test_bytes_of_an_engine_that_speaks_responses_pass_and_the_gateway_keeps_the_chain(tmp_path: Path) -> None:
+    said = {"type": "output_text", "text": "hi", "annotations": []}
+    message = {"type": "message", "id": "msg_n", "role": "assistant", "status": "completed", "content": [said]}
+    usage = {
+        "input_tokens": 9,
+        "input_tokens_details": {"cached_tokens": 4},
+        "output_tokens": 2,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 11,
+    }
+    response = {"id": "resp_n", "object": "response", "model": "real", "status": "completed", "output": [message]}
+    async with ScriptedEngine() as engine:
+        instances = [{"id": "n", "url": engine.url, "adapter": "openai", "speaks": ["responses"]}]
+        async with gateway_for([engine], tmp_path, instances=instances) as gateway:
+            url = f"{gateway.url}/v1/responses"
+            events = _native({**response, "usage": usage}, "hi")
+            engine.script = Script(events=events)
+            body = b'{"model":"m", "input":"\\u00e9","stream":true,"tools":[{"type":"web_search"}]}'
+            async with gateway.session.post(url, data=body) as reply:
+                assert await reply.read() == b"".join(events)
+            assert (engine.asked[0].path, engine.asked[0].body) == ("/v1/responses", body)
+            async with gateway.session.get(f"{url}/resp_n") as reply:
+                assert (await reply.json())["output"] == [message]
+            engine.script = Script(body={**response, "id": "resp_o", "usage": usage})
+            body = b'{"x":1.50,"previous_response_id":"resp_n","model":"m","input":[{"role":"user","content":"more"}]}'
+            async with gateway.session.post(url, data=body) as reply:
+                assert reply.status == 200
+            asked = engine.asked[1]
+            assert asked.body.startswith(b'{"x":1.50,"model":"m","input":[')
+            assert asked.json["input"][1] == message
+            assert [item["content"] for item in asked.json["input"][::2]] == ["é", "more"]
+            first, second = await gateway.records(2)
+    assert (first.usage.fresh_tokens, first.usage.hit_tokens, first.usage.output_tokens) == (5, 4, 2)
+    assert first.link is not None
+    assert second.link is not None
+    assert first.link.run_id == second.link.run_id
