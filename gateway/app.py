@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from aiohttp import web
 
@@ -37,7 +38,7 @@ from gateway.flights import Flights
 from gateway.front import Front
 from gateway.gauges import StateCollector
 from gateway.home import claimed
-from gateway.http import Edge, EdgeOptions, make_app, protocol_log
+from gateway.http import Edge, EdgeOptions, ShapedRequestHandler, make_app, protocol_log
 from gateway.identity import KeyRing
 from gateway.ledger_metrics import LedgerCollector
 from gateway.models import ModelDirectory
@@ -247,18 +248,20 @@ async def _drain(flights: Flights, settings: Settings, stop_listening: Callable[
 async def _listening(
     app: web.Application, edge: Edge, settings: Settings
 ) -> AsyncIterator[tuple[str, Callable[[], object]]]:
-    runner = web.AppRunner(
-        app,
-        handler_cancellation=True,
-        access_log=None,
-        shutdown_timeout=_LAST_WORDS_S,
-        auto_decompress=False,  # it would run on the loop, without a limit; the edge refuses what is compressed
-        logger=protocol_log,
-    )
+    loop = asyncio.get_running_loop()
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_LAST_WORDS_S)
     await runner.setup()
     host, port = settings.server.host, settings.server.port
     assert runner.server is not None
-    front = Front(edge.front_handler, runner.server, body_cap_bytes=settings.server.body_cap_bytes)
+    connection = partial(
+        ShapedRequestHandler,
+        runner.server,
+        loop=loop,
+        access_log=None,
+        auto_decompress=False,  # it would run on the loop, without a limit; the edge refuses what is compressed
+        logger=protocol_log,
+    )
+    front = Front(edge.front_handler, connection, body_cap_bytes=settings.server.body_cap_bytes)
 
     def stop() -> None:
         server.close()
@@ -266,7 +269,7 @@ async def _listening(
 
     try:
         try:
-            server = await asyncio.get_running_loop().create_server(front, host, port, backlog=1024)
+            server = await loop.create_server(front, host, port, backlog=1024)
         except OSError as error:
             raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}") from None
         shown = f"[{host}]" if ":" in host else host

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from aiohttp import hdrs, web
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from gateway import paths
 from gateway.catalog import model_card, model_list
@@ -256,6 +257,31 @@ def error_response(error: GatewayError, *, is_anthropic: bool = False) -> web.Re
         headers["www-authenticate"] = 'Bearer, Basic realm="keepwarm"'
     body = anthropic_error_body(error) if is_anthropic else openai_error_body(error)
     return web.Response(status=error.status, body=body, content_type="application/json", headers=headers)
+
+
+class ShapedRequestHandler(web.RequestHandler):
+    """aiohttp's connection, whose answer to what is no HTTP it understands is an error like all others.
+
+    Nothing says which API the client meant, so that the body has the members of both: OpenAI's clients read ``error``,
+    Anthropic's also ``type`` around it.
+    """
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Return the error, and close after it."""
+        plain = super().handle_error(request, status, exc, message)  # which logs it, and says what it is about
+        is_long = isinstance(exc, LineTooLong)
+        why = "a line of the request's head is too long" if is_long else "this is no HTTP that could be understood"
+        error = BadRequest(why, code="head_too_long" if is_long else "malformed_http")
+        body = {"type": "error", "error": json.loads(openai_error_body(error))["error"], "request_id": None}
+        shaped = web.json_response(body, status=plain.status)
+        shaped.force_close()
+        return shaped
 
 
 def make_app(options: EdgeOptions) -> web.Application:

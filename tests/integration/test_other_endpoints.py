@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -175,3 +176,36 @@ async def test_the_engine_is_asked_for_tokens_where_there_is_no_tokenizer(
     async with gateway.session.post(f"{gateway.url}/v1/detokenize", json={"model": "m", "tokens": [1]}) as response:
         assert (response.status, (await response.json())["error"]["message"]) == (400, "no such thing")
     assert engine.asked[1].path == "/detokenize"
+
+
+@pytest.mark.parametrize(
+    ("head", "code"),
+    [
+        (b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-long: " + b"y" * 20_000 + b"\r\n\r\n", "head_too_long"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-long: " + b"y" * 20_000 + b"\r\n\r\n", "head_too_long"),
+        (b"GET /" + b"z" * 20_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n", "head_too_long"),
+        (b"NONSENSE\r\n\r\n", "malformed_http"),
+        (b"GET / HTTP/9.9.9\r\nhost: x\r\n\r\n", "malformed_http"),
+        (
+            b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nxx",
+            "malformed_http",
+        ),
+        (
+            b"POST /messages HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+            "malformed_http",
+        ),
+    ],
+    ids=range(7),
+)
+async def test_http_that_is_not_understood_is_refused_in_a_shape_that_all_clients_read(
+    gateway: Client, head: bytes, code: str
+) -> None:
+    host, port = gateway.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(head)
+    answer = await reader.read()
+    writer.close()
+    lines, _, body = answer.partition(b"\r\n\r\n")
+    assert lines.split(b" ")[1] == b"400"
+    told = json.loads(body)
+    assert (told["type"], told["error"]["type"], told["error"]["code"]) == ("error", "invalid_request_error", code)
