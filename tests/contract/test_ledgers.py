@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +13,9 @@ import pytest
 from billing.corrections import correct
 from billing.counters import DIMENSIONS as COUNTED
 from billing.counters import LedgerCounters
-from billing.database import LedgerDatabase, database_at
+from billing.database import LedgerDatabase, LedgerSession, database_at
 from billing.entry import entry_of
-from billing.errors import LedgerError, PeriodError, RowsRemoved
+from billing.errors import LedgerError, LedgerFullError, LedgerUnavailable, PeriodError, RowsRemoved
 from billing.group import write_group
 from billing.journal import Segment
 from billing.ledger import Ledger, LedgerOptions
@@ -337,3 +337,99 @@ class TestJournal:
         with pytest.raises(LedgerError, match="journal"):
             Ledger(database, QUICK).start()
         assert segment.path.exists()
+
+
+class Away:
+    """A database that can be cut off: as if the network to it were."""
+
+    def __init__(self, inner: LedgerDatabase) -> None:
+        self.inner, self.is_away = inner, False
+        self.name, self.journal_dir, self.patience_s, self.may_be_away = "away", inner.journal_dir, 0.0, True
+
+    def open(self) -> LedgerSession:
+        if self.is_away:
+            raise LedgerUnavailable("cut off")
+        session = self.inner.open()
+        writing = session.writing
+
+        @contextmanager
+        def cut() -> Iterator[None]:
+            if self.is_away:
+                raise LedgerUnavailable("cut off")
+            with writing():
+                yield
+
+        session.writing = cut  # type: ignore[method-assign]
+        return session
+
+    def open_readonly(self) -> LedgerSession:
+        return self.inner.open_readonly()
+
+    def migrate(self, grant_to: str | None = None) -> tuple[str | None, str]:
+        return self.inner.migrate(grant_to)
+
+
+class TestAway:
+    SMALL = replace(QUICK, max_memory_rows=10, segment_bytes=4096, max_group_rows=7)
+
+    def test_rows_wait_on_disk_and_all_arrive_once(self, database: LedgerDatabase) -> None:
+        away = Away(database)
+        records = many(300)
+        with Ledger(away, self.SMALL) as ledger:
+            ledger.register(PriceBook.default())
+            ledger.append(records[0])
+            assert ledger.flush()
+            away.is_away = True
+            for number, record in enumerate(records[1:250]):
+                ledger.admit(died_in_flight(1 + number, PriceBook.default()))
+                ledger.append(record)
+            ledger.admit(died_in_flight(250, PriceBook.default()))
+            assert not ledger.flush(0.02)
+            status = ledger.status()
+            assert status.pending == 249
+            assert status.spilled == 249 - 10
+            assert status.spilled_bytes > 0
+            assert status.failing_since_ns is not None
+            away.is_away = False
+            for record in records[250:]:
+                ledger.append(record)
+            assert ledger.flush(30)
+            while ledger.status().spilled_bytes:  # the last file goes after its commit
+                ledger.flush(0.01)
+            status = ledger.status()
+            assert (status.pending, status.spilled) == (0, 0)
+            assert (status.committed, status.failing_since_ns) == (300, None)
+        assert sorted(stored(database), key=lambda row: row.arrived_ns) == [row_of(record) for record in records]
+        assert list(database.journal_dir.iterdir()) == []
+        assert verify_ledger(database).faults == []
+
+    def test_what_still_waits_at_the_end_is_there_after_the_next_start(self, database: LedgerDatabase) -> None:
+        away, records = Away(database), many(60)
+        away.is_away = True
+        ledger = Ledger(away, self.SMALL).start()  # never saw its database
+        ledger.register(PriceBook.default())
+        for record in records:
+            ledger.append(record)
+        with pytest.raises(LedgerError, match="60 rows could not be written"):
+            ledger.close(0.05)
+        with Ledger(database, QUICK) as again:
+            assert again.status().recovered == 60
+        assert verify_ledger(database).faults == []  # the price version came along
+        assert len(stored(database)) == 60
+
+    def test_a_full_journal_refuses_before_an_engine_works_in_vain(self, database: LedgerDatabase) -> None:
+        away, records = Away(database), many(40)
+        with Ledger(away, replace(self.SMALL, max_memory_rows=1, max_journal_bytes=3000)) as ledger:
+            away.is_away = True
+            accepted = 0
+            with suppress(LedgerFullError):
+                for record in records:
+                    ledger.append(record)
+                    accepted += 1
+            assert 1 < accepted < 39
+            with pytest.raises(LedgerFullError):
+                ledger.admit(died_in_flight(39, PriceBook.default()))
+            away.is_away = False
+            assert ledger.flush(30)
+            ledger.append(records[39])
+        assert len(stored(database)) == accepted + 1

@@ -10,10 +10,14 @@ import os
 import signal
 from collections.abc import Callable
 
+from sqlalchemy import event
+
 from billing import journal
+from billing.database import LedgerSession
 from billing.database_sqlite import SqliteSession
 from billing.journal import Orphan, Segment
 from billing.ledger import Ledger
+from billing.postgres.database import PostgresSession
 
 
 def die(*_: object) -> None:
@@ -21,54 +25,53 @@ def die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _torn(_: Ledger) -> None:
-    """Die with half of a record written."""
-    write = os.write
+def torn(records: int) -> None:
+    """Die with half of a journal record written, after so many whole ones."""
+    write, left = os.write, [records]
 
     def half(fd: int, data: bytes) -> int:
-        if fd <= 2:
-            return write(fd, data)
-        write(fd, data[: len(data) // 2])
-        die()
-        return 0
+        left[0] -= fd > 2
+        if left[0] < 0:
+            write(fd, data[: len(data) // 2])
+            die()
+        return write(fd, data)
 
     journal.os.write = half  # type: ignore[assignment]
 
 
-def _journaled(_: Ledger) -> None:
-    """Die between the journal and the queue: the row was never acknowledged."""
-    append = Segment.append
+def journaled(records: int) -> None:
+    """Die between the journal and the queue, after so many records: the row was never acknowledged."""
+    append, left = Segment.append, [records]
 
     def then_die(self: Segment, payload: bytes) -> None:
         append(self, payload)
-        die()
+        left[0] -= 1
+        if left[0] < 0:
+            die()
 
     Segment.append = then_die  # type: ignore[method-assign]
 
 
-def _at_statement(*starts: str) -> Callable[[Ledger], None]:
+def watch(session: LedgerSession, start: str) -> None:
+    """Die when a session is about to run BEGIN, COMMIT, or the INSERT of rows."""
+    if isinstance(session, SqliteSession):
+        wanted = "INSERT INTO requests" if start == "INSERT" else start
+        session.on_statement(lambda statement: die() if statement.startswith(wanted) else None)
+        return
+    assert isinstance(session, PostgresSession)
+    if start == "INSERT":
+        event.listen(
+            session._connection,
+            "before_cursor_execute",
+            lambda _connection, _cursor, statement, *_: die() if "INSERT INTO requests" in statement else None,
+        )
+    else:
+        event.listen(session._connection, start.lower(), die)
+
+
+def _at_statement(start: str) -> Callable[[Ledger], None]:
     """Die when the writer is about to run a statement."""
-
-    def arm(ledger: Ledger) -> None:
-        session = ledger._connected()
-        if isinstance(session, SqliteSession):
-            session.on_statement(lambda statement: die() if statement.startswith(starts) else None)
-            return
-        from sqlalchemy import event
-
-        connection = session._connection  # type: ignore[attr-defined]
-        if "COMMIT" in starts:
-            event.listen(connection, "commit", die)
-        elif "BEGIN" in starts:
-            event.listen(connection, "begin", die)
-        else:
-            event.listen(
-                connection,
-                "before_cursor_execute",
-                lambda _c, _cursor, statement, *_: die() if statement.lstrip().startswith("WITH given") else None,
-            )
-
-    return arm
+    return lambda ledger: watch(ledger._connected(), start)
 
 
 def _before(owner: type, name: str) -> Callable[[Ledger], None]:
@@ -77,10 +80,10 @@ def _before(owner: type, name: str) -> Callable[[Ledger], None]:
 
 
 STEPS: dict[str, Callable[[Ledger], None]] = {
-    "torn": _torn,
-    "journaled": _journaled,
+    "torn": lambda _: torn(0),
+    "journaled": lambda _: journaled(0),
     "begin": _at_statement("BEGIN"),
-    "insert": _at_statement("INSERT INTO requests"),
+    "insert": _at_statement("INSERT"),
     "commit": _at_statement("COMMIT"),
     "committed": _before(Ledger, "_succeeded"),
     "sealed": _before(Segment, "remove"),

@@ -1,95 +1,65 @@
 """A process that writes to a ledger and tells each row that was accepted, so that a test can kill it.
 
-``python -m tests.samples.ledger_writer PATH FIRST COUNT [STEP]``. With a step it kills itself there, in the middle of
-the write path; without one it goes on until it is killed or done. The step ``admitting``: each request is admitted, and
-those with an odd number get their row.
+``python -m tests.samples.ledger_writer PLACE FIRST COUNT [STEP]``; the place is a path, or a URL and a journal folder
+with a space between. With a step it kills itself there, in the middle of the write path; without one it goes on until
+it is killed or done. The step ``admitting``: each request is admitted, and those with an odd number get their row.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import sqlite3
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from billing import journal, schema
-from billing.journal import Segment
+from billing.database import Place
+from billing.database_sqlite import SqliteDatabase, SqliteSession
+from billing.journal import Orphan, Segment
 from billing.ledger import Ledger, LedgerOptions
+from billing.postgres.database import PostgresDatabase, PostgresSession, postgres_database
 from billing.prices import PriceBook
 from tests.samples.billed import billed, died_in_flight
+from tests.samples.kill_points import die, journaled, torn, watch
 
 OPTIONS = LedgerOptions(commit_window_s=0.002, segment_bytes=4096, adopt_interval_s=0.05)
 
 
-def die(*_: object) -> None:
-    """End this process as an out-of-memory killer would."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _torn(rows: int) -> None:
-    """Die with half of a record written."""
-    write, left = os.write, [rows]
-
-    def half(fd: int, data: bytes) -> int:
-        left[0] -= fd != 1
-        if left[0] < 0:
-            write(fd, data[: len(data) // 2])
-            die()
-        return write(fd, data)
-
-    journal.os.write = half  # type: ignore[assignment]
-
-
-def _journaled(rows: int) -> None:
-    """Die between the journal and the queue: the row was never acknowledged."""
-    append, left = Segment.append, [rows]
-
-    def then_die(self: Segment, payload: bytes) -> None:
-        append(self, payload)
-        left[0] -= 1
-        if left[0] < 0:
-            die()
-
-    Segment.append = then_die  # type: ignore[method-assign]
-
-
 def _at_statement(start: str) -> None:
-    """Die when the writer is about to run a statement."""
-    connect = schema.connect
+    """Die when the writer is about to run a statement, in a file or in a server; also before the ledger has started."""
+    opened = SqliteDatabase.open, PostgresDatabase.open
 
-    def traced(path: Path) -> sqlite3.Connection:
-        connection = connect(path)
-        connection.set_trace_callback(lambda statement: die() if statement.startswith(start) else None)
-        return connection
+    def file(self: SqliteDatabase) -> SqliteSession:
+        session = opened[0](self)
+        watch(session, start)
+        return session
 
-    schema.connect = traced
+    def server(self: PostgresDatabase) -> PostgresSession:
+        session = opened[1](self)
+        watch(session, start)
+        return session
 
-
-def _before(owner: type, name: str) -> None:
-    """Die when a method is called."""
-    setattr(owner, name, die)
+    SqliteDatabase.open = file  # type: ignore[method-assign]
+    PostgresDatabase.open = server  # type: ignore[method-assign]
 
 
 STEPS: dict[str, Callable[[], None]] = {
-    "torn": lambda: _torn(5),
-    "journaled": lambda: _journaled(5),
+    "torn": lambda: torn(5),
+    "journaled": lambda: journaled(5),
     "begin": lambda: _at_statement("BEGIN"),
-    "insert": lambda: _at_statement("INSERT INTO requests"),
+    "insert": lambda: _at_statement("INSERT"),
     "commit": lambda: _at_statement("COMMIT"),
-    "committed": lambda: _before(Ledger, "_succeeded"),
-    "sealed": lambda: _before(Segment, "remove"),
-    "adopted": lambda: _before(Path, "unlink"),
+    "committed": lambda: setattr(Ledger, "_succeeded", die),
+    "sealed": lambda: setattr(Segment, "remove", die),
+    "adopted": lambda: setattr(Orphan, "remove", die),
 }
 
 
-def main(path: Path, first: int, count: int, step: str | None, *, admits: bool = False) -> None:
+def main(place: Place, first: int, count: int, step: str | None, *, admits: bool = False) -> None:
     """Append the rows and tell each on standard output once it is accepted."""
     book = PriceBook.default()
     if step is None or step not in ("begin", "insert", "commit"):
-        Ledger(path, OPTIONS).register(book)
-    ledger = Ledger(path, OPTIONS)
+        Ledger(place, OPTIONS).register(book)
+    ledger = Ledger(place, OPTIONS)
     if step in ("begin", "insert", "commit", "adopted"):
         STEPS[step]()
     ledger.start()
@@ -109,4 +79,6 @@ def main(path: Path, first: int, count: int, step: str | None, *, admits: bool =
 if __name__ == "__main__":
     word = sys.argv[4] if len(sys.argv) > 4 else None
     admitting = word == "admitting"
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), None if admitting else word, admits=admitting)
+    url, _, folder = sys.argv[1].partition(" ")
+    where = postgres_database(url, Path(folder)) if folder else Path(url)
+    main(where, int(sys.argv[2]), int(sys.argv[3]), None if admitting else word, admits=admitting)
