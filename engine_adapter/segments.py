@@ -15,6 +15,7 @@ import json
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -24,6 +25,7 @@ from tokenizers import Tokenizer
 
 from engine_adapter.markers import Markers
 from engine_adapter.prompt_errors import PromptError
+from engine_adapter.words import Words
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text a call: a pool of threads would only be in the way
 
@@ -66,6 +68,8 @@ class SegmentEncoder:
     def __init__(self, tokenizer: Tokenizer, markers: Markers, *, memo_bytes: int = 64 << 20) -> None:
         self._tokenizer = tokenizer
         self._literal = _without_control_tokens(tokenizer, markers)
+        self._words = Words.of(tokenizer)
+        self._plain = frozenset({"", *_plain_tokens(tokenizer)})
         self._markers = markers
         self._sealing = frozenset(t for t in markers.tokens if not _can_go_on(t, markers.tokens))
         self._control_ids = {text: _added_id(tokenizer, text) for text in markers.tokens}
@@ -141,6 +145,10 @@ class SegmentEncoder:
                 self._memo_used_bytes -= _ENTRY_OVERHEAD_BYTES + dropped.nbytes
 
     def _encode_between(self, left: str, text: str, right: str) -> list[int]:
+        if self._words is not None and left in self._plain and right in self._plain:
+            known = self._words.encode(text)
+            if known is not None:
+                return known
         ids = _encode(self._tokenizer, left + text + right)
         start, end = (1 if left else 0), len(ids) - (1 if right else 0)
         assert not left or ids[0] == self._control_ids[left]
@@ -169,6 +177,13 @@ def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
     except TypeError:  # what the library says of a string that is no Unicode text
         raise PromptError("half of a surrogate pair is no text") from None
     return ids
+
+
+def _plain_tokens(tokenizer: Tokenizer) -> Iterator[str]:
+    """Yield the added tokens that leave the text beside them as it is."""
+    for token in tokenizer.get_added_tokens_decoder().values():
+        if not (token.lstrip or token.rstrip or token.single_word):
+            yield token.content
 
 
 def _can_go_on(token: str, tokens: frozenset[str]) -> bool:

@@ -1,0 +1,172 @@
+"""Words: what a byte-level tokenizer splits plain ASCII text into, each encoded once and remembered.
+
+Such a tokenizer first cuts a text into words by regular expressions and then encodes each word by itself, so the ids of
+a text are those of its words in a row. The library does both anew for every text, and carries along where each piece
+came from; agents' texts are made of the same words again and again. Looking them up takes a tenth of the time.
+
+Only what is certain is done here: the expressions are read from the tokenizer itself and translated for ASCII, where
+Python's and the library's agree on every class. Any other tokenizer, and any other text, is left to the library.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+MAX_CHARS = 1 << 15
+"""Longer texts are the library's, which lets other threads run meanwhile."""
+
+_MAX_WORD_CHARS = 64
+_MAX_WORDS = 1 << 17
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CLASSES: Mapping[str, str] = {
+    "L": "A-Za-z",
+    "Lu": "A-Z",
+    "Ll": "a-z",
+    "N": "0-9",
+    "Nd": "0-9",
+    "P": r"!-#%-*,-/:;?@\[-\]_{}",
+    "S": r"$+<=>\^`|~",
+    "M": "",
+    "Lt": "",
+    "Lm": "",
+    "Lo": "",
+}
+_PARTS = re.compile(r"\\p\{(\w+)\}|\\.|\[\^?|\]|[^\\\[\]]+", re.DOTALL)
+
+
+class Words:
+    """One tokenizer's words. Threads may share it; it remembers a bounded number of short ones."""
+
+    def __init__(self, tokenizer: Tokenizer, splits: Sequence[re.Pattern[str]], added: Iterable[str]) -> None:
+        self._tokenizer, self._splits = tokenizer, splits
+        self._added = tuple(added)
+        self._openings = tuple({token[:2] for token in self._added})
+        self._known: dict[str, list[int]] = {}
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Words | None:
+        """Return the words of a tokenizer; ``None`` for one whose way of splitting is not known here."""
+        description = json.loads(tokenizer.to_str())
+        model, added = description["model"], description["added_tokens"]
+        if model.get("type") != "BPE" or model.get("dropout") or not _keeps_ascii(description["normalizer"]):
+            return None
+        if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+            return None
+        try:
+            splits = [_compiled(expression) for expression in _expressions(description["pre_tokenizer"])]
+        except (_Unknown, re.error):
+            return None
+        return cls(tokenizer, splits, [token["content"] for token in added if token["content"].isascii()])
+
+    def encode(self, text: str) -> list[int] | None:
+        """Return the ids of a text; ``None`` where it may hold an added token or is not plain: then ask the library."""
+        if not text.isascii() or len(text) > MAX_CHARS or self._has_added(text):
+            return None
+        words, known = self._split(text), self._known
+        ids = list[int]()
+        try:
+            for word in words:
+                ids += known[word]
+        except KeyError:
+            new = [word for word in dict.fromkeys(words) if word not in known]
+            learned = self._learn(new)
+            return None if learned is None else [i for word in words for i in learned.get(word) or known[word]]
+        return ids
+
+    def _has_added(self, text: str) -> bool:
+        return any(opening in text for opening in self._openings) and any(token in text for token in self._added)
+
+    def _split(self, text: str) -> list[str]:
+        pieces = [text]
+        for split in self._splits:
+            pieces = [piece for whole in pieces for piece in _pieces(split, whole)]
+        return pieces
+
+    def _learn(self, words: Sequence[str]) -> dict[str, list[int]] | None:
+        """Encode words, each by itself; ``None`` where one would be split further than in its text."""
+        if any(self._split(word) != [word] for word in words):
+            return None
+        encodings = self._tokenizer.encode_batch_fast(words, add_special_tokens=False)
+        learned = {word: encoding.ids for word, encoding in zip(words, encodings, strict=True)}
+        if len(self._known) > _MAX_WORDS:
+            self._known = {}  # a new one, since another thread may be reading the old
+        self._known.update((word, ids) for word, ids in learned.items() if len(word) <= _MAX_WORD_CHARS)
+        return learned
+
+
+def _pieces(split: re.Pattern[str], text: str) -> list[str]:
+    """Return the matches and what lies between them."""
+    found: list[str] = split.findall(text)
+    if sum(map(len, found)) == len(text):
+        return found
+    return [piece for piece in split.split(text) if piece]
+
+
+class _Unknown(Exception):
+    """The tokenizer does something that is not translated here."""
+
+
+def _keeps_ascii(normalizer: Mapping[str, Any] | None) -> bool:
+    """Tell whether ASCII text comes out of it as it was."""
+    if normalizer is None or normalizer["type"] in ("NFC", "NFD", "NFKC", "NFKD"):
+        return True
+    return normalizer["type"] == "Sequence" and all(map(_keeps_ascii, normalizer["normalizers"]))
+
+
+def _expressions(pre_tokenizer: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield the expressions by which text is split, one after the other. Raises ``_Unknown``."""
+    match pre_tokenizer:
+        case {"type": "Sequence", "pretokenizers": [*inner, {"type": "ByteLevel", "add_prefix_space": False, **last}]}:
+            for stage in inner:
+                match stage:
+                    case {
+                        "type": "Split",
+                        "pattern": {"Regex": str(expression)},
+                        "behavior": "Isolated",
+                        "invert": False,
+                    }:
+                        yield expression
+                    case {"type": "Digits", "individual_digits": bool(is_single)}:
+                        yield r"\p{N}" if is_single else r"\p{N}+"
+                    case _:
+                        raise _Unknown
+            if last["use_regex"]:
+                yield _GPT2
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
+            yield _GPT2
+        case _:
+            raise _Unknown
+
+
+def _compiled(expression: str) -> re.Pattern[str]:
+    """Return an expression for ASCII text, its matches captured. Raises ``_Unknown``, ``re.error``."""
+    pattern = re.compile(f"({_for_ascii(expression)})", re.ASCII)
+    if pattern.groups != 1:
+        raise _Unknown
+    return pattern
+
+
+def _for_ascii(expression: str) -> str:
+    """Write Unicode's classes out in ASCII. Raises ``_Unknown`` for a class or an escape that is not listed here."""
+    out, is_inside = list[str](), False
+    for part in _PARTS.finditer(expression):
+        text, name = part[0], part[1]
+        if name is not None:
+            if name not in _CLASSES or not (is_inside or _CLASSES[name]):
+                raise _Unknown
+            text = _CLASSES[name] if is_inside else f"[{_CLASSES[name]}]"
+        elif text.startswith("["):
+            if is_inside:
+                raise _Unknown  # a class within a class means something else to the library
+            is_inside = True
+        elif text == "]":
+            is_inside = False
+        elif text.startswith("\\") and text[1].isalnum() and text[1] not in "sSrnt":
+            raise _Unknown
+        out.append(text)
+    return "".join(out)
