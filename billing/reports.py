@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from billing.errors import ReportError
 from billing.meter import NANO_PER_UNIT
 from billing.row import LedgerRow
+from billing.tables import aligned, printable
 from tracing.record import HitSource
 
 _NONE = "-"
@@ -252,27 +253,13 @@ def render_table(report: Report) -> str:
     """Return an aligned table for people, one line for each group and one for each currency's total."""
     head = [*report.by, "requests", "prompt", "hit", "device", "host", "disk", "pool", "other", "output"]
     head += ["cost", "saved", "currency", "unpriced"]
-    lines = [head, *([*map(_printable, group.key), *_cells(group)] for group in report.groups)]
+    lines = [head, *([*map(printable, group.key), *_cells(group)] for group in report.groups)]
     for group in report.totals:
         blank = ["total", *[""] * (len(report.by) - 1)] if report.by else []
         lines.append([*blank, *_cells(group)])
     if not report.by:
         lines = lines[: 1 + len(report.totals)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    text = [
-        "  ".join(
-            cell.ljust(width) if column < len(report.by) else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
-    rule = "  ".join("-" * width for width in widths)
-    return "\n".join([text[0], rule, *text[1:]]) + "\n"
-
-
-def _printable(value: str) -> str:
-    """Keep a name that a client chose from steering the terminal."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in value)
+    return aligned(lines, len(report.by))
 
 
 def _cells(group: Group) -> list[str]:

@@ -15,6 +15,8 @@ COMMANDS = {
     "demo": "run a real agent through a gateway with two embedded engines and show what happened",
     "report": "show what was spent and saved, from the ledger",
     "reconcile": "compare the ledger with engines and invoices",
+    "attribution": "show who computed what others read, what was lost, wasted and saved, from traces",
+    "credits": "post free allowances and what is given back for lost hits",
     "ledger": "verify the ledger, close periods, post corrections",
     "trace": "list, show and export agent runs, from the trace store",
     "prices": "check and show price books",

@@ -193,6 +193,25 @@ class TraceStore:
             if not rows:
                 return
 
+    def arrived(
+        self, since_ns: int | None = None, until_ns: int | None = None, batch: int = 500
+    ) -> Iterator[RequestRecord]:
+        """The records of a time span in order of arrival; reads ``batch`` at a time and holds nothing between."""
+        place = (-(2**63) if since_ns is None else since_ns, 0)
+        while True:
+            with self._reading() as reader:
+                rows = reader.execute(
+                    "SELECT arrived_ns, seq, body FROM records"
+                    " WHERE arrived_ns >= ? AND (arrived_ns, seq) > (?, ?) AND arrived_ns < ?"
+                    " ORDER BY arrived_ns, seq LIMIT ?",
+                    (place[0], *place, 2**63 - 1 if until_ns is None else until_ns, batch),
+                ).fetchall()
+            for arrived_ns, seq, body in rows:
+                place = (arrived_ns, seq)
+                yield decode_record(body)
+            if not rows:
+                return
+
     def totals(self, tenant: str | None = None, since_ns: int | None = None) -> StoreTotals:
         """Exact sums over the records of a time span. Cost: every record in it."""
         with self._reading() as reader:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 from billing.database import Place
@@ -19,11 +17,14 @@ from billing.reports import DIMENSIONS, format_money, render_csv, render_json, r
 from billing.verify import verify_ledger
 from gateway.assembly import ledger_at
 from gateway.assembly import ledger_place as ledger_place_of
+from gateway.commands.baseline import add_baseline_arguments, load, render_baseline, replay
+from gateway.commands.moments import parse_moment, utc_text
 from gateway.errors import SettingsError
+from gateway.replay.errors import ReplayError
 from gateway.settings import Settings, load_settings
+from tracing.errors import TracingError
 
-_AGO = re.compile(r"(\d+)([mhd])")
-_UNIT_S = {"m": 60, "h": 3600, "d": 86400}
+__all__ = ["add_arguments", "add_ledger_arguments", "ledger_place", "parse_moment", "run", "settings_of", "utc_text"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--detail", action="store_true", help="--focus: a line for each run")
     parser.add_argument("--currency", metavar="CODE", help="--focus: which, where the ledger holds several")
     parser.add_argument("--issuer", default="Platform team", metavar="NAME", help="--focus: InvoiceIssuerName")
+    parser.add_argument("--traces", metavar="PATH", help="--baseline: the trace store to read")
+    add_baseline_arguments(parser)
     parser.add_argument(
         "--verify",
         action="store_true",
@@ -65,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the report; return the exit status: 0, or 1 when the ledger is missing, unreadable or does not verify."""
     try:
         return _report(args)
-    except (BillingError, SettingsError) as error:
+    except (BillingError, SettingsError, TracingError, ReplayError) as error:
         print(f"keepwarm report: {error}", file=sys.stderr)
         return 1
 
@@ -100,6 +103,10 @@ def _report(args: argparse.Namespace) -> int:
         print(f"verified {verification.rows} rows: {verification.fault_count} faults", file=sys.stderr)
         if not verification.passed:
             return 1
+    if args.baseline != "none":
+        traces = settings_of(args).trace_path if args.traces is None else Path(args.traces)
+        print(render_baseline(replay(args, *load(place, traces, where.since_ns, where.until_ns)), args.by), end="")
+        return 0
     if args.focus:
         return _focus(place, where, args)
     with LedgerReader(place) as reader:
@@ -131,25 +138,3 @@ def _focus(place: Place, where: RowFilter, args: argparse.Namespace) -> int:
     told = f"{lines} lines, {dataset.requests} requests, {format_money(dataset.billed_nano)} {currency}"
     print(f"{told}; {dataset.unpriced} requests have no price and no line", file=sys.stderr)
     return 1 if faults else 0
-
-
-def parse_moment(text: str, now_ns: int) -> int:
-    """Return the instant in ns of an ISO date or time (UTC unless it says otherwise), or of ``24h`` before now.
-
-    Raises ``ReportError``.
-    """
-    if ago := _AGO.fullmatch(text):
-        return now_ns - int(ago[1]) * _UNIT_S[ago[2]] * 10**9
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ReportError(f"{text!r} is no time: write 2026-11-01, 2026-11-01T08:00Z, 30m, 24h or 7d") from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86400 + since.seconds) * 10**9 + since.microseconds * 1000
-
-
-def utc_text(ns: int) -> str:
-    """Return an instant as people write it, to the second, in UTC."""
-    return datetime.fromtimestamp(ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,4 +1,4 @@
-"""The round-robin baseline over recorded requests: what it hits follows from where it sends them, at the same prices."""
+"""The round-robin baseline over recorded requests: what it hits follows from where it sends them, at equal prices."""
 
 from __future__ import annotations
 

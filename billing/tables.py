@@ -1,0 +1,24 @@
+"""Aligned text for terminals. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def aligned(lines: Sequence[Sequence[str]], left_columns: int) -> str:
+    """Return lines as columns, the first line as head over a rule; the first columns stand left, the others right."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    text = [
+        "  ".join(
+            cell.ljust(width) if column < left_columns else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    rule = "  ".join("-" * width for width in widths)
+    return "\n".join([text[0], rule, *text[1:]]) + "\n"
+
+
+def printable(value: str) -> str:
+    """Keep a name that a client chose from steering the terminal."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in value)
