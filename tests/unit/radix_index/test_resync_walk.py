@@ -1,12 +1,17 @@
 """Every fault at every step of a stream: what the index claims as exact is true, and it becomes exact again.
 
 A publisher with a replay buffer sends batches that store, remove and clear blocks. A network loses, doubles, swaps and
-delays them; the publisher restarts. After every step the index must equal the fold of an unbroken prefix of one life of
-the publisher (``COMPLETE``), or claim nothing beyond it (``PARTIAL``); ``STALE`` promises nothing.
+delays them; the publisher restarts; the gateway is killed and goes on from its last snapshot. After every step the
+index must equal the fold of an unbroken prefix of one life of the publisher (``COMPLETE``), or claim nothing beyond it
+(``PARTIAL``); ``STALE`` promises nothing.
+
+The bound, as the README states it: when nothing else is lost, and the publisher still has what is missing, the first
+batch or connection after the fault and one replay make the index exact again.
 """
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -80,6 +85,17 @@ class Engine:
 
 
 @dataclass
+class Saved:
+    """A snapshot, as values."""
+
+    index: NaiveIndex
+    reached: tuple[int, tuple[tuple[int, float], ...]]
+    knowledge: Knowledge
+    adapters: tuple[tuple[str | None, bool], ...]
+    heard: EventBatch | None
+
+
+@dataclass
 class Gateway:
     """The receiving side, as ``gateway.feeds`` runs it, and what must hold for it after every step."""
 
@@ -93,6 +109,24 @@ class Gateway:
         self.fold = SourceFold(self.index, "a", model=MODEL, block_size=SIZE)
         self.resync = Resync(ResyncOptions(can_replay=self.can_replay, announced_tiers=frozenset(TIERS)))
         self.heard: EventBatch | None = None
+
+    def snapshot(self) -> Saved | None:
+        """Return what a gateway that comes after this one finds, ``None`` while it is in doubt what is known."""
+        reached = self.resync.reached(64)
+        if reached is None:
+            return None
+        return Saved(copy.deepcopy(self.index), reached, self.resync.knowledge, self.fold.adapters, self.heard)
+
+    def killed(self, saved: Saved | None) -> Gateway:
+        """Be killed; return the next one, which has begun from what was saved."""
+        after = Gateway(self.engine, self.can_replay, self.answers)
+        if saved is not None:
+            after.index, after.heard = copy.deepcopy(saved.index), saved.heard
+            after.fold = SourceFold(after.index, "a", model=MODEL, block_size=SIZE)
+            after.fold.resume(saved.adapters)
+            after.resync.resume(*saved.reached, saved.knowledge)
+        after.take(after.resync.start())
+        return after
 
     def take(self, step: Step) -> None:
         for _ in range(20):
@@ -212,6 +246,59 @@ def test_a_restart_at_every_position(buffered: int, clock_steps_back: bool, flus
                 assert_exact(gateway)
 
 
+@pytest.mark.parametrize("can_replay", [True, False], ids=["replay", "no replay"])
+@pytest.mark.parametrize("buffered", [10_000, 3, 1], ids=["all kept", "three kept", "one kept"])
+@pytest.mark.parametrize("restarts", [(), ("while it is down",), ("before the snapshot",), ("after the snapshot",)])
+def test_a_gateway_killed_at_every_position(can_replay: bool, buffered: int, restarts: tuple[str, ...]) -> None:
+    """The snapshot is any number of batches old, the engine goes on or restarts, before, between or meanwhile."""
+    for saved_at in range(LENGTH):
+        for killed_at in range(saved_at, LENGTH):
+            for missed in (0, 2):
+                chance = random.Random(saved_at * 100 + killed_at)
+                engine = Engine(buffered=buffered, clock_steps_back=killed_at % 2 == 0)
+                gateway = Gateway(engine, can_replay)
+                gateway.take(gateway.resync.start())
+                saved = gateway.snapshot()
+                for position in range(killed_at + 1):
+                    if position == saved_at:
+                        if "before the snapshot" in restarts:
+                            engine.restart()
+                            gateway.take(gateway.resync.reconnected())
+                        saved = gateway.snapshot()
+                        if "after the snapshot" in restarts:
+                            engine.restart()
+                            gateway.take(gateway.resync.reconnected())
+                    gateway.take(gateway.resync.receive(engine.say(chance)))
+                if "while it is down" in restarts:
+                    engine.restart()
+                for _ in range(missed):
+                    engine.say(chance)
+                gateway = gateway.killed(saved)
+                if can_replay and buffered > LENGTH:
+                    assert_exact(gateway)
+                assert gateway.resync.knowledge is not Knowledge.STALE
+                gateway.take(gateway.resync.receive(engine.say(chance)))
+                assert gateway.resync.knowledge is not Knowledge.STALE
+                if can_replay and buffered > LENGTH:
+                    assert_exact(gateway)
+
+
+def test_what_the_engine_no_longer_has_is_in_the_snapshot() -> None:
+    chance = random.Random(9)
+    engine = Engine(buffered=3)
+    gateway = Gateway(engine)
+    gateway.take(gateway.resync.start())
+    for _ in range(20):
+        gateway.take(gateway.resync.receive(engine.say(chance)))
+    saved = gateway.snapshot()
+    for _ in range(2):
+        engine.say(chance)
+    assert_exact(gateway.killed(saved))
+    assert gateway.killed(None).resync.knowledge is Knowledge.PARTIAL
+    engine.say(chance)  # now the snapshot's last batch is out of reach, and nothing proves that nothing is missing
+    assert gateway.killed(saved).resync.knowledge is Knowledge.PARTIAL
+
+
 def test_a_restart_that_comes_to_the_very_next_number_is_found_by_the_reconnection() -> None:
     """Sequence numbers and the order of frames look flawless: only the connection tells."""
     chance = random.Random(1)
@@ -312,6 +399,7 @@ def test_any_mix_of_faults(seed: int, buffered: int, can_replay: bool, back: boo
         engine.say(chance)
     gateway.take(gateway.resync.start())
     wire: list[EventBatch] = []
+    saved: Saved | None = None
     for _ in range(25):
         act = chance.random()
         if act < 0.08:
@@ -326,6 +414,11 @@ def test_any_mix_of_faults(seed: int, buffered: int, can_replay: bool, back: boo
             chance.shuffle(wire)
         elif act < 0.36:
             gateway.take(gateway.resync.undecodable())
+        elif act < 0.42:
+            saved = gateway.snapshot() or saved
+        elif act < 0.46:
+            wire.clear()
+            gateway = gateway.killed(saved)
         elif act < 0.7:
             wire.append(engine.say(chance))
         elif wire:
