@@ -37,7 +37,10 @@ class EchoState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt's echo. ``won_tokens`` of it, from ``kept_from`` on, can hit only because generated ids were kept."""
+    """A prompt's echo. The newest answer's ``won_tokens`` from ``kept_from`` on can hit only because they were kept.
+
+    Older answers would hit as well, had each been rendered anew from its first quotation on.
+    """
 
     state: EchoState = EchoState.NONE
     won_tokens: int = 0

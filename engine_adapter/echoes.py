@@ -52,10 +52,10 @@ class Past:
 
     open_message: int = 0
     """Answers from this message on are looked for again: those before it are settled in the ids."""
-    first_kept: int | None = None
-    """Where the first ids stand that rendering would not have made."""
-    generated_end: int = 0
-    """Where the last answer whose ids are in the prompt ends."""
+    holds_known: bool = False
+    """Some answer's ids are in the prompt as they were generated …"""
+    holds_kept: bool = False
+    """… and are not those that rendering makes."""
 
 
 NO_PAST = Past()
@@ -108,17 +108,13 @@ def with_answers(
         state, is_settled = walk.take(answer)
         if not is_settled:
             open_message = min(open_message, number)
-    first = past.first_kept if past.first_kept is not None else walk.first_kept
-    end = walk.end or past.generated_end
+    holds_kept = past.holds_kept or walk.holds_kept
+    echo = Echo(state, walk.newest_kept[1], walk.newest_kept[0]) if state is EchoState.KEPT else Echo(state)
     if state is EchoState.NONE and any(message.get("role") == "assistant" for message in messages):
-        state = EchoState.UNKNOWN if not end else EchoState.SAME if first is None else EchoState.KEPT
-    settled = Past(
-        open_message,
-        past.first_kept if past.first_kept is not None else walk.first_kept_settled,
-        walk.settled_end or past.generated_end,
-    )
-    won = max(end - first, 0) if first is not None else 0
-    return Echoed(walk.ids(), Echo(state, won, first or 0), settled, walk.sealed, first is not None)
+        quotes_known = EchoState.KEPT if holds_kept else EchoState.SAME
+        echo = Echo(quotes_known if past.holds_known else EchoState.UNKNOWN)
+    settled = Past(open_message, past.holds_known or walk.settles_known, past.holds_kept or walk.settles_kept)
+    return Echoed(walk.ids(), echo, settled, walk.sealed, holds_kept)
 
 
 class _Walk:
@@ -133,9 +129,8 @@ class _Walk:
         self._shift = 0  # by how much the ids behind the last answer have moved
         self._pieces: list[Ids] = []
         self.sealed = sealed
-        self.first_kept: int | None = None
-        self.first_kept_settled: int | None = None
-        self.end = self.settled_end = 0
+        self.holds_kept = self.settles_known = self.settles_kept = False
+        self.newest_kept = (0, 0)  # where the newest answer differs from its rendering, and its tokens from there on
 
     def take(self, answer: Answer) -> tuple[EchoState, bool]:
         """Put one answer in its place if it fits; return what became of it, and whether it is settled."""
@@ -153,9 +148,7 @@ class _Walk:
             state = EchoState.TEMPLATE_REWRITES  # half of it stays: what comes next could not be put together
         if state is EchoState.TEMPLATE_REWRITES:
             return state, is_settled
-        self.end = answer.prompt_tokens + len(answer.ids)
-        if is_settled:
-            self.settled_end = self.end
+        self.settles_known = self.settles_known or is_settled
         if state is EchoState.KEPT:
             self._put(start, end, answer.ids, is_settled=is_settled)
         return state, is_settled
@@ -174,11 +167,12 @@ class _Walk:
         quoted = self._new[start:end]
         common = min(len(quoted), len(said))
         differing = np.flatnonzero(quoted[:common] != said[:common])
-        place = self._known_tokens + start + self._shift + (int(differing[0]) if len(differing) else common)
-        self.first_kept = place if self.first_kept is None else self.first_kept
+        same = int(differing[0]) if len(differing) else common
+        self.newest_kept = (self._known_tokens + start + self._shift + same, len(said) - same)
         moved = len(said) - len(quoted)
+        self.holds_kept = True
         if is_settled:
-            self.first_kept_settled = place if self.first_kept_settled is None else self.first_kept_settled
+            self.settles_kept = True
             self.sealed += moved
         self._pieces.append(said)
         self._prefix.feed(said)

@@ -2,8 +2,8 @@
 
 A scripted agent of forced tool calls runs on the embedded engine (SmolLM2), its client printing each call anew; once
 through a gateway that keeps generated ids, once through one that renders answers anew. For each: the tokens of all
-prompts, those that hit, those that were computed, and the mean time to the first token. Everything else is the same:
-one engine, a cold cache namespace for each run.
+prompts, those that hit, those that were computed, and the hits that the policy claims for itself. Everything else is
+the same: one engine, a cold cache namespace for each run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ PAGE_TOKENS = 16
 def summary(records: Sequence[RequestRecord]) -> dict[str, Any]:
     """Return the sums over a run."""
     usages = [record.usage for record in records]
-    sent = [record.stamps.closed_ns - (record.stamps.sent_ns or 0) for record in records]
     return {
         "prompt_tokens": sum(usage.prompt_tokens for usage in usages),
         "hit_tokens": sum(usage.hit_tokens for usage in usages),
@@ -35,7 +34,6 @@ def summary(records: Sequence[RequestRecord]) -> dict[str, Any]:
         "output_tokens": sum(usage.output_tokens for usage in usages),
         "won_tokens": sum(record.prompt.echo_won_tokens for record in records if record.prompt is not None),
         "steps": [(usage.prompt_tokens, usage.hit_tokens) for usage in usages],
-        "mean_request_ms": sum(sent) / len(sent) / 1e6,
     }
 
 

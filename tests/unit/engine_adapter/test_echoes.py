@@ -118,19 +118,20 @@ def test_a_call_that_is_spelled_anew_brings_back_the_ids_that_were_generated(nam
 @pytest.mark.parametrize("remembers", [True, False])
 def test_the_answers_of_a_whole_run_stay_in_its_prompts(remembers: bool, forgetful: PromptEncoder) -> None:
     encoder, told, chance = encoder_of("smollm2") if remembers else forgetful, Told("run"), random.Random(1)
-    messages, before = list(ASKED), list[int]()
+    messages, before, answered_at = list(ASKED), list[int](), 0
     for step in range(12):
         prompt = told.prompt(encoder, messages)
         assert prompt.ids.tolist()[: len(before)] == before
         assert prompt.hashes[4].tolist() == routing_hash_array(prompt.ids.tolist(), 4, 3).tolist()
         if step:
             assert prompt.echo.state is EchoState.KEPT
-            assert 0 < prompt.echo.won_tokens <= len(before)
+            assert 0 < prompt.echo.won_tokens <= len(before) - answered_at
+            assert prompt.echo.kept_from + prompt.echo.won_tokens == len(before)
         value = text(chance)
         given = a_call(json.dumps({"a": step, "b": value}, ensure_ascii=False), content=text(chance) or None)
         generated = in_pieces(encoder, written_by(encoder, messages, given))
         told.answered(prompt, given, generated)
-        before = [*prompt.ids.tolist(), *generated]
+        before, answered_at = [*prompt.ids.tolist(), *generated], len(prompt)
         quoted = a_call(json.dumps({"b": value, "a": step}, indent=1), content=given["content"])
         messages = [*messages, quoted, {**RESULT, "content": text(chance)}]
     again = told.prompt(encoder, messages)
