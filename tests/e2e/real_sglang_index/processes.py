@@ -164,7 +164,15 @@ class GatewayProcess(Process):
 
 
 def _settings(servers: list[SglangServer], port: int) -> str:
-    lines = ["[server]", f"port = {port}", "[health]", "interval_s = 0.5", "timeout_s = 30.0", "[routing]", "index_snapshot_s = 1.0"]
+    lines = [
+        "[server]",
+        f"port = {port}",
+        "[health]",
+        "interval_s = 0.5",
+        "timeout_s = 30.0",
+        "[routing]",
+        "index_snapshot_s = 1.0",
+    ]
     for key, more in (("admin", "admin = true"), ("red", 'tenant = "red"'), ("blue", 'tenant = "blue"')):
         lines += ["[[keys]]", f'id = "{key}"', f'secret = "secret-of-{key}"', more]
     for server in servers:
