@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -105,23 +106,23 @@ class Run:
             time.sleep(0.05)
         raise RuntimeError(f"no record of {request_id}")
 
-    def chat(self, messages: list[Json], key: str = "red", **more: object) -> str:
-        answer = self.send("/v1/chat/completions", {"messages": messages, **more}, key)
+    def chat(self, messages: list[Json], key: str = "red", *, settled: bool = True, **more: object) -> str:
+        answer = self.send("/v1/chat/completions", {"messages": messages, **more}, key, settled=settled)
         return str(answer["choices"][0]["message"]["content"])
 
-    def agent(self, steps: int, key: str = "red", seed: str = "", **more: object) -> list[Json]:
+    def agent(self, steps: int, key: str = "red", seed: str = "", *, settled: bool = True) -> list[Json]:
         """A conversation that grows by its answers and what tools say."""
         messages: list[Json] = [
             {"role": "system", "content": f"You are an agent. {seed} {self.words(150)}"},
             {"role": "user", "content": self.words(30)},
         ]
         for _ in range(steps):
-            text = self.chat(messages, key, **more)
+            text = self.chat(messages, key, settled=settled)
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": self.words(40)}]
         return messages
 
 
-def scripted(run: Run, gateway: GatewayProcess) -> None:
+def scripted(run: Run, gateway: GatewayProcess, record: Path | None) -> None:
     """Everything that an index must follow, on each server by itself, then on all."""
     for server in run.servers.values():
         run.only(server.name)
@@ -148,6 +149,9 @@ def scripted(run: Run, gateway: GatewayProcess) -> None:
         server.flush()
         run.chat(talk)
         run.chat(talk)
+        if record is not None:
+            run.settle()
+            server.record(record / f"sglang_kv_events_{server.name}_{server.version()}.bin")
         run.part = f"{server.name}: server restarted"
         server.stop(signal.SIGKILL)
         server.start()
@@ -181,6 +185,9 @@ def hurried(run: Run) -> None:
         answer = run.send("/v1/chat/completions", {"messages": messages}, settled=False)
         text = str(answer["choices"][0]["message"]["content"])
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": run.words(30)}]
+    run.part = "all: four agents at once"
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: run.agent(3, seed=f"at once {number % 2}", settled=False), range(4)))
 
 
 def _until_served(gateway: GatewayProcess, name: str) -> None:
@@ -216,6 +223,7 @@ def main() -> int:
     """Run it; 0 when every settled request was predicted to the token."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--json", type=Path, help="write every row there")
+    arguments.add_argument("--record", type=Path, help="write each server's event frames into this folder")
     arguments.add_argument("--keep", type=Path, help="keep logs, model and state in this folder")
     options = arguments.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaving by an exception ends every process
@@ -244,7 +252,7 @@ def main() -> int:
                 _until_served(gateway, server.name)
             version = servers[0].version()
             try:
-                scripted(run, gateway)
+                scripted(run, gateway, options.record)
                 strict = list(run.rows)
                 hurried(run)
             finally:

@@ -131,16 +131,26 @@ class SglangServer(Process):
                     raise
                 time.sleep(0.2)
 
-    def next_batch(self) -> int:
-        """Return the number that its next batch of events will have, read from its replay socket."""
+    def published(self) -> list[list[bytes]]:
+        """Return topic, number and payload of every batch that its replay socket still has."""
         with zmq.Context() as context, context.socket(zmq.DEALER) as asker:
             asker.linger, asker.rcvtimeo = 0, 20_000
             asker.connect(f"tcp://127.0.0.1:{self.replay_port}")
             asker.send_multipart([b"", (0).to_bytes(8, "big")])
-            following = 0
-            while (number := int.from_bytes(asker.recv_multipart()[-2], "big", signed=True)) >= 0:
-                following = number + 1
-            return following
+            found = []
+            while (frames := asker.recv_multipart())[-2] != b"\xff" * 8:
+                found.append(frames[-3:])
+            return found
+
+    def next_batch(self) -> int:
+        """Return the number that its next batch of events will have."""
+        published = self.published()
+        return int.from_bytes(published[-1][1], "big") + 1 if published else 0
+
+    def record(self, path: Path) -> None:
+        """Write what it published as ``tests/captures`` holds such frames: each after its length, big-endian."""
+        frames = [frame for batch in self.published() for frame in batch]
+        path.write_bytes(b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames))
 
 
 class GatewayProcess(Process):
