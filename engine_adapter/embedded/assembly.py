@@ -28,16 +28,20 @@ from engine_adapter.embedded.weights import (
 )
 from engine_adapter.prompt import PromptEncoder
 from kvstore.announce import tier_events
+from kvstore.deadline import Allowance
 from kvstore.events import TierCleared
 from kvstore.page import PageLayout, Tier
-from kvstore.store import TieredStore
+from kvstore.store import StoreOptions, TieredStore
 from kvstore.tiers.base import PageTier, TierChange
 from kvstore.tiers.device import DeviceTier
-from kvstore.tiers.disk import DiskTier
+from kvstore.tiers.disk import DiskOptions, DiskTier
 from kvstore.tiers.host import HostTier
 from kvstore.tiers.pool import PoolTier
+from kvstore.tiers.pool_topology import PoolOptions
 
 _log = logging.getLogger(__name__)
+_FETCH_S = 2.0  # small models on a few cores: a prompt's pages cost more to compute than to wait for
+_PATIENCE = Allowance(0.25)  # of one read of disk or pool
 
 
 @dataclass(slots=True)
@@ -122,9 +126,11 @@ def _store(config: EngineConfig, layout: PageLayout, device: str, publisher: Eve
         lower.append(HostTier(layout, capacity_bytes=config.host_bytes))
     if config.disk_path is not None and config.disk_bytes:
         config.disk_path.mkdir(parents=True, exist_ok=True)
-        lower.append(DiskTier(layout, config.disk_path, capacity_bytes=config.disk_bytes))
+        disk_options = DiskOptions(read_s=_PATIENCE)
+        lower.append(DiskTier(layout, config.disk_path, capacity_bytes=config.disk_bytes, options=disk_options))
     if config.pool_url is not None and config.pool_bytes:
-        lower.append(PoolTier(layout, config.pool_url, capacity_bytes=config.pool_bytes))
+        pool_options = PoolOptions(read_s=_PATIENCE)
+        lower.append(PoolTier(layout, config.pool_url, capacity_bytes=config.pool_bytes, options=pool_options))
 
     def tell(change: TierChange) -> None:
         assert publisher is not None
@@ -133,6 +139,7 @@ def _store(config: EngineConfig, layout: PageLayout, device: str, publisher: Eve
     return TieredStore(
         DeviceTier(layout, pages=config.device_tokens // config.page_tokens, device=device),
         lower,
+        options=StoreOptions(fetch_s=Allowance(_FETCH_S)),
         on_change=tell if publisher is not None else None,
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from kvstore.codec import checksum
-from kvstore.memory import copy_bytes, page_rows
+from kvstore.memory import copy_and_hash, copy_bytes, page_rows
 from kvstore.page import PageKey, PageLayout, PageMeta, Tier
 from kvstore.policy import EvictionPolicy
 from kvstore.tiers.base import OnChange, Page, PagesStored
@@ -118,26 +118,27 @@ class DeviceTier(SlottedTier):
         else:
             self._flat[slot].copy_(torch.from_numpy(np.frombuffer(data, dtype=np.uint8)))
 
-    def copy_out(self, slot: int, out: memoryview) -> None:
-        """Copy a pinned slot's bytes."""
-        if self._rows is not None:
-            copy_bytes(out, self._rows[slot])
-        else:
-            torch.from_numpy(np.frombuffer(out, dtype=np.uint8)).copy_(self._flat[slot])
-
-    def checksum_of(self, slot: int, data: memoryview) -> int:
-        """Return the page's checksum, computed from ``data``, its bytes, the first time that it is asked for."""
+    def copy_out(self, slot: int, out: memoryview) -> int:
+        """Copy a pinned published slot's bytes; return the page's checksum, computed the first time."""
+        found = self._copy_hashed(slot, out)
         known = self._sums[slot]
         if known is None:
-            known = self._sums[slot] = checksum(data)
+            known = self._sums[slot] = found
         return known
+
+    def _copy_hashed(self, slot: int, out: memoryview) -> int:
+        if self._rows is not None:
+            return copy_and_hash([out], [memoryview(self._rows[slot])])[0]
+        torch.from_numpy(np.frombuffer(out, dtype=np.uint8)).copy_(self._flat[slot])
+        return checksum(out)
 
     def _read(self, wanted: Sequence[tuple[int, memoryview]]) -> list[int | Fault]:
         answers: list[int | Fault] = []
         for slot, out in wanted:
-            self.copy_out(slot, out)
-            found = checksum(out)
-            answers.append(found if found == self.checksum_of(slot, out) else Fault.CHECKSUM)
+            found, known = self._copy_hashed(slot, out), self._sums[slot]
+            if known is None:
+                known = self._sums[slot] = found
+            answers.append(found if found == known else Fault.CHECKSUM)
         return answers
 
     def _write(self, pages: Sequence[tuple[int, Page]]) -> list[bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from kvstore.memory import copy_and_hash, copy_bytes, page_rows
 from kvstore.page import PageKey, PageLayout, Tier
@@ -11,6 +12,14 @@ from kvstore.policy import EvictionPolicy
 from kvstore.retention import RetentionRules
 from kvstore.tiers.base import OnChange, Page
 from kvstore.tiers.slotted import Fault, SlottedTier
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """Pages in the host tier's own memory, pinned there."""
+
+    pages: list[Page]
+    slots: list[int]
 
 
 class HostTier(SlottedTier):
@@ -42,6 +51,22 @@ class HostTier(SlottedTier):
         self._rows = page_rows(self._table.slots, self.page_bytes)
         self._views = [memoryview(row) for row in self._rows]
         self._sums = [0] * self._table.slots
+
+    def lend(self, keys: Sequence[PageKey]) -> Loan:
+        """Give those pages that are here as they lie, to be read until they are taken back; they stay that long."""
+        slots, pages = [], []
+        with self._lock:
+            for key in keys:
+                for slot in self._table.acquire([key]):
+                    expires_at_s = self._table.expires_at_s(key)
+                    pages.append(Page(key, self._table.meta(slot), self._views[slot], self._sums[slot], expires_at_s))
+                    slots.append(slot)
+        return Loan(pages, slots)
+
+    def take_back(self, loan: Loan) -> None:
+        """End a loan. Once."""
+        with self._lock:
+            self._table.release(loan.slots)
 
     def _read(self, wanted: Sequence[tuple[int, memoryview]]) -> list[int | Fault]:
         rows, sums = self._views, self._sums

@@ -144,6 +144,8 @@ class SlottedTier(ABC):
 
     def put(self, pages: Sequence[Page]) -> list[bool]:
         """See ``PageTier``. Keeps the leading pages when not all fit."""
+        if not pages:
+            return []
         check_buffers([page.key for page in pages], [page.data for page in pages], self._page_bytes)
         if not self._available():
             with self._lock:

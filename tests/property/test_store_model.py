@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from kvstore.deadline import Allowance
 from kvstore.page import PageKey, PageMeta, Tier
 from kvstore.store import StoreOptions, TieredStore
 from kvstore.tiers.base import PagesStored, TierChange
@@ -41,7 +42,7 @@ class StoreModel(RuleBasedStateMachine):
         self.device = DeviceTier(LAYOUT, pages=DEVICE_PAGES)
         disk = DiskTier(LAYOUT, Path(self.folder.name), capacity_bytes=ALL_PAGES * LAYOUT.page_bytes)
         host = HostTier(LAYOUT, capacity_bytes=HOST_PAGES * LAYOUT.page_bytes)
-        options = StoreOptions(window_bytes=3 * LAYOUT.page_bytes, fetch_deadline_s=60.0)
+        options = StoreOptions(window_bytes=3 * LAYOUT.page_bytes, fetch_s=Allowance(60.0))
         self.store = TieredStore(self.device, [host, disk], options=options, on_change=self.hear)
         self.store.announce()
 

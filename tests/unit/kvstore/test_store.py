@@ -10,38 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.deadline import Allowance
 from kvstore.page import PageKey, PageMeta, Tier
 from kvstore.store import StoreOptions, TieredStore
-from kvstore.tiers.base import Page, PagesStored, TierChange
+from kvstore.tiers.base import PagesStored, TierChange
 from kvstore.tiers.device import DeviceTier
 from kvstore.tiers.disk import DiskTier
 from kvstore.tiers.host import HostTier
 from kvstore.tiers.slotted import Fault
+from tests.samples.gated_tier import GatedTier
 from tests.samples.pages import LAYOUT, chain, page, page_data, strangers
 
 PAGE = LAYOUT.page_bytes
-TWO_PAGE_WINDOWS = StoreOptions(window_bytes=2 * PAGE, fetch_deadline_s=60.0)
-
-
-class GatedTier(HostTier):
-    """Stands for a disk; it answers when its gate is open."""
-
-    tier = Tier.DISK
-    gate: threading.Event
-    reading: threading.Semaphore
-
-    def __init__(self) -> None:
-        super().__init__(LAYOUT, capacity_bytes=64 * PAGE)
-        self.gate, self.reading = threading.Event(), threading.Semaphore(0)
-
-    def _read(self, wanted: Sequence[tuple[int, memoryview]]) -> list[int | Fault]:
-        self.reading.release()
-        self.gate.wait()
-        return super()._read(wanted)
-
-    def _write(self, pages: Sequence[tuple[int, Page]]) -> list[bool]:
-        self.gate.wait()
-        return super()._write(pages)
+TWO_PAGE_WINDOWS = StoreOptions(window_bytes=2 * PAGE, fetch_s=Allowance(60.0))
 
 
 class BrokenTier(GatedTier):
@@ -187,7 +168,7 @@ def test_a_tier_that_hangs_costs_one_deadline_and_writes_nothing_afterwards() ->
     slow.put([page(entry) for entry in pages])
     slow.gate.clear()
     store = TieredStore(
-        device, [slow], options=StoreOptions(fetch_deadline_s=0.05, window_bytes=2 * PAGE, fetch_threads=1)
+        device, [slow], options=StoreOptions(fetch_s=Allowance(0.05), window_bytes=2 * PAGE, fetch_threads=1)
     )
     slots = device.allocate(4)
     first = store.fetch(keys_of(pages), slots)
@@ -224,7 +205,7 @@ def test_a_fetch_can_be_cancelled_only_while_it_waits() -> None:
     slow.gate.set()
     slow.put([page(entry) for entry in pages])
     slow.gate.clear()
-    store = TieredStore(device, [slow], options=StoreOptions(fetch_deadline_s=60.0, fetch_threads=1))
+    store = TieredStore(device, [slow], options=StoreOptions(fetch_s=Allowance(60.0), fetch_threads=1))
     running = store.fetch(keys_of(pages), device.allocate(2))
     slow.reading.acquire()
     waiting = store.fetch(keys_of(pages), device.allocate(2))
@@ -258,7 +239,7 @@ def test_closing_answers_what_waits(setup: Setup) -> None:
     slow.gate.set()
     slow.put([page(entry) for entry in chain(2)])
     slow.gate.clear()
-    store = TieredStore(device, [slow], options=StoreOptions(fetch_deadline_s=60.0))
+    store = TieredStore(device, [slow], options=StoreOptions(fetch_s=Allowance(60.0)))
     waiting = store.fetch(keys_of(chain(2)), device.allocate(2))
     slow.reading.acquire()
     closer = threading.Thread(target=store.close)

@@ -1,0 +1,235 @@
+"""Bringing pages up, off the caller's thread and within a deadline that holds whatever a medium does.
+
+Pages from disk and pool are read into memory of our own and copied to where they are wanted under the job's lock; so a
+read that hangs in the kernel, or comes late, or was cancelled, never writes into memory that its caller has back.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from typing import Protocol
+
+from kvstore.in_flight import InFlight
+from kvstore.memory import ByteRows, copy_bytes, page_rows
+from kvstore.page import PageKey, Tier
+from kvstore.tiers.base import Found, Page, PageTier
+
+log = logging.getLogger(__name__)
+
+
+class Target(Protocol):
+    """Where one page is wanted."""
+
+    def view(self) -> memoryview | None:
+        """Return its memory where the processor reaches it, else ``None``."""
+
+    def fill(self, data: memoryview) -> None:
+        """Copy the page there."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferTarget:
+    """A caller's buffer."""
+
+    buffer: memoryview
+
+    def view(self) -> memoryview | None:
+        """See ``Target``."""
+        return self.buffer
+
+    def fill(self, data: memoryview) -> None:
+        """See ``Target``."""
+        copy_bytes(self.buffer, data)
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One call. ``lock`` is held while targets are written and while the future is completed."""
+
+    keys: Sequence[PageKey]
+    targets: Sequence[Target]
+    deadline_s: float
+    to_first_gap: bool
+    filled: list[Tier | None]
+    future: Future[list[Tier | None]] = field(default_factory=Future)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    started: bool = False
+
+    def start(self) -> bool:
+        """From here on the future cannot be cancelled; ``False`` if it is cancelled or complete already."""
+        with self.lock:
+            return self._start()
+
+    def finish(self) -> None:
+        """Complete the future with what is filled by now; the first to come does it."""
+        with self.lock:
+            if (self.started or self._start()) and not self.future.done():
+                self.future.set_result(list(self.filled))
+
+    def _start(self) -> bool:
+        if self.started or not self.future.set_running_or_notify_cancel():
+            return False
+        self.started = True
+        return True
+
+
+class Fetcher:
+    """Reads from tiers, fastest first, in a few threads; promotes to the host tier what came from below it."""
+
+    def __init__(self, tiers: Sequence[PageTier], in_flight: InFlight, *, threads: int, window_bytes: int) -> None:
+        self._tiers = tuple(tiers)
+        self._host = next((tier for tier in tiers if tier.tier is Tier.HOST), None)
+        self._below = tuple(tier for tier in tiers if tier is not self._host)
+        self._in_flight = in_flight
+        page_bytes = tiers[0].page_bytes if tiers else 1
+        self._window = max(1, window_bytes // page_bytes)
+        self._staging: queue.SimpleQueue[ByteRows] = queue.SimpleQueue()
+        for _ in range(threads if self._below else 0):
+            self._staging.put(page_rows(self._window, page_bytes))
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kvstore-fetch")
+        self._lock = threading.Condition()
+        self._due: list[tuple[float, int, _Job]] = []  # a heap by deadline
+        self._numbers = count()
+        self._closed = False
+        self._watchdog = threading.Thread(target=self._expire, name="kvstore-deadline", daemon=True)
+        self._watchdog.start()
+
+    def start(
+        self, keys: Sequence[PageKey], targets: Sequence[Target], *, deadline_s: float, to_first_gap: bool
+    ) -> Future[list[Tier | None]]:
+        """Fill each target with the page of its key; the result names the tier that each came from.
+
+        Returns at once; the result comes within the deadline (of ``time.monotonic``), and no target is written after
+        it. The future can be cancelled only while it waits. With ``to_first_gap`` nothing is asked for beyond the first
+        window that has a miss in it.
+        """
+        job = _Job(keys, targets, deadline_s, to_first_gap, [None] * len(keys))
+        with self._lock:
+            if self._closed or not keys or not self._tiers:
+                job.future.set_result(list(job.filled))
+                return job.future
+            heappush(self._due, (deadline_s, next(self._numbers), job))
+            self._lock.notify_all()
+            self._threads.submit(self._run, job).add_done_callback(report)
+        return job.future
+
+    def close(self) -> None:
+        """Answer what waits with what it has; wait for what runs."""
+        with self._lock:
+            self._closed = True
+            self._lock.notify_all()
+        self._watchdog.join()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self, job: _Job) -> None:
+        if not job.start():
+            return
+        staging = self._staging.get() if self._below else None
+        try:
+            for start in range(0, len(job.keys), self._window):
+                places = range(start, min(start + self._window, len(job.keys)))
+                self._fill(job, list(places), staging)
+                if job.future.done() or (job.to_first_gap and any(job.filled[place] is None for place in places)):
+                    break
+        finally:
+            if staging is not None:
+                self._staging.put(staging)
+            job.finish()
+
+    def _fill(self, job: _Job, places: Sequence[int], staging: ByteRows | None) -> None:
+        """Fill one window: from host, then what nobody else is moving, then what somebody was."""
+        missing = self._from_host(job, places)
+        if staging is None or not missing:
+            return
+        if self._host is None:
+            self._in_flight.wait([job.keys[place] for place in missing], job.deadline_s)
+            self._from_below(job, missing, staging)
+            return
+        mine, _ = self._in_flight.claim([job.keys[place] for place in missing])
+        own = set(mine)
+        try:
+            self._from_below(job, [place for place in missing if job.keys[place] in own], staging)
+        finally:
+            self._in_flight.release(mine)
+        others = [place for place in missing if job.keys[place] not in own]
+        if others:
+            self._in_flight.wait([job.keys[place] for place in others], job.deadline_s)
+            self._from_below(job, self._from_host(job, others), staging)
+
+    def _from_host(self, job: _Job, places: Sequence[int]) -> list[int]:
+        """Copy what the host tier has straight to where it is wanted; return the places of the rest."""
+        host = self._host
+        if host is None:
+            return list(places)
+        views = [job.targets[place].view() for place in places]
+        if any(view is None for view in views):
+            return list(places)  # it goes through staging, with what comes from below
+        with job.lock:  # memory to memory: short, and nothing may be written once the job is done
+            if job.future.done():
+                return []
+            answers = host.get([job.keys[place] for place in places], [view for view in views if view is not None])
+            for place, answer in zip(places, answers, strict=True):
+                if answer is not None:
+                    job.filled[place] = host.tier
+        return [place for place, answer in zip(places, answers, strict=True) if answer is None]
+
+    def _from_below(self, job: _Job, places: Sequence[int], staging: ByteRows) -> None:
+        """Read through staging, tier after tier, and promote what came from below the host."""
+        rows = {place: memoryview(row) for place, row in zip(places, staging, strict=False)}
+        promoted: list[Page] = []
+        through_staging = self._tiers if places and job.targets[places[0]].view() is None else self._below
+        for tier in through_staging:
+            places = [place for place in places if job.filled[place] is None]
+            if not places or job.future.done():
+                break
+            answers: Sequence[Found | None] = tier.get(
+                [job.keys[place] for place in places], [rows[place] for place in places]
+            )
+            with job.lock:
+                for place, answer in zip(places, answers, strict=True):
+                    if answer is None:
+                        continue
+                    if not job.future.done():
+                        job.targets[place].fill(rows[place])
+                        job.filled[place] = tier.tier
+                    if tier.tier > Tier.HOST:  # also for a caller that is gone: the next one has it sooner
+                        key, data = job.keys[place], rows[place]
+                        promoted.append(Page(key, answer.meta, data, answer.checksum, answer.expires_at_s))
+        if self._host is not None and promoted:
+            self._host.put(promoted)
+
+    def _expire(self) -> None:
+        """The deadline thread's work: complete jobs whose time is up, whatever holds their thread."""
+        while True:
+            with self._lock:
+                while self._due and self._due[0][2].future.done():
+                    heappop(self._due)
+                if self._closed:
+                    due = [job for _, _, job in self._due]
+                elif not self._due:
+                    self._lock.wait()
+                    continue
+                else:
+                    left_s = self._due[0][0] - time.monotonic()
+                    if left_s > 0:
+                        self._lock.wait(left_s)
+                        continue
+                    due = [heappop(self._due)[2]]
+            for job in due:
+                job.finish()
+            if self._closed:
+                return
+
+
+def report(task: Future[None]) -> None:
+    """Say so when a background task ended by a bug; faults of a medium never get here."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a background task of the store failed", exc_info=error)

@@ -1,0 +1,210 @@
+"""The tiers below an engine's memory, on the caller's buffers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from tests.samples.gated_tier import GatedTier
+
+from kvstore.deadline import Allowance
+from kvstore.fetching import BufferTarget
+from kvstore.page import Namespace, PageKey, PageMeta, Tier
+from kvstore.page_store import PageStore, PageStoreOptions, WritePolicy
+from kvstore.tiers.disk import DiskTier
+from kvstore.tiers.host import HostTier
+from tests.samples.pages import LAYOUT, buffers, chain, page, page_data, strangers
+
+PAGE = LAYOUT.page_bytes
+PATIENT = PageStoreOptions(get_s=Allowance(60.0), window_bytes=2 * PAGE)
+
+
+def keys_of(pages: Sequence[tuple[PageKey, PageMeta]]) -> list[PageKey]:
+    return [key for key, _ in pages]
+
+
+def reads(store: PageStore, keys: list[PageKey]) -> list[tuple[Tier, bytes] | None]:
+    out = buffers(len(keys))
+    found = store.get(keys, out)
+    return [None if tier is None else (tier, bytes(buffer)) for tier, buffer in zip(found, out, strict=True)]
+
+
+def right(tier: Tier, keys: Sequence[PageKey]) -> list[tuple[Tier, bytes]]:
+    return [(tier, page_data(key)) for key in keys]
+
+
+def host(pages: int = 16) -> HostTier:
+    return HostTier(LAYOUT, capacity_bytes=pages * PAGE)
+
+
+@pytest.fixture
+def gated() -> Iterator[GatedTier]:
+    tier = GatedTier()
+    yield tier
+    tier.gate.set()
+
+
+@pytest.fixture
+def filled(gated: GatedTier) -> GatedTier:
+    """Three pages of a chain on a disk that hangs from now on."""
+    gated.gate.set()
+    gated.put([page(entry) for entry in chain(3)])
+    gated.gate.clear()
+    return gated
+
+
+KEYS = keys_of(chain(3))
+
+
+def test_pages_are_found_wherever_they_are(tmp_path: Path) -> None:
+    pages = chain(7)
+    store = PageStore([host(), DiskTier(LAYOUT, tmp_path, capacity_bytes=64 * PAGE)], PATIENT)
+    memory, disk = store.tiers
+    memory.put([page(entry) for entry in pages[:3]])
+    disk.put([page(entry) for entry in pages[2:6]])
+    keys = keys_of(pages)
+    assert store.exists(keys) == [True] * 6 + [False]
+    assert store.match(keys) == 6
+    assert store.match(keys[6:]) == 0
+    assert reads(store, keys) == [*right(Tier.HOST, keys[:3]), *right(Tier.DISK, keys[3:6]), None]
+    assert reads(store, keys[:6]) == right(Tier.HOST, keys[:6])  # promoted
+    store.check()
+    store.close()
+    store.close()
+    assert store.put([page(pages[6])]) == [False]
+    assert reads(store, keys[:1]) == [None]
+
+
+def test_a_put_returns_while_the_disk_hangs_and_is_found_before_it_lands(gated: GatedTier) -> None:
+    pages = chain(5)
+    store = PageStore([host(), gated], PATIENT)
+    assert store.put([page(entry) for entry in pages]) == [True] * 5
+    assert reads(store, keys_of(pages)) == right(Tier.HOST, keys_of(pages))
+    assert not store.flush(0.0)
+    assert list(gated.scan()) == []
+    gated.gate.set()
+    assert store.flush(60)
+    assert gated.exists(keys_of(pages)) == [True] * 5
+    store.close()
+
+
+def test_pages_that_wait_to_be_written_stay_and_what_finds_no_room_is_refused(gated: GatedTier) -> None:
+    first, second = strangers(4), strangers(3, first_token=9000)
+    store = PageStore([host(4), gated], PATIENT)
+    assert store.put([page(entry) for entry in first]) == [True] * 4
+    assert store.put([page(entry) for entry in second]) == [False] * 3
+    gated.gate.set()
+    assert store.flush(60)
+    assert store.put([page(entry) for entry in second]) == [True] * 3
+    assert store.flush(60)
+    assert gated.exists(keys_of(first + second)) == [True] * 7
+    store.close()
+
+
+def test_what_exceeds_the_bytes_that_may_wait_is_not_written_and_counted(gated: GatedTier) -> None:
+    pages = chain(6)
+    store = PageStore([host(), gated], PageStoreOptions(behind_bytes=4 * PAGE, window_bytes=PAGE))
+    assert store.put([page(entry) for entry in pages]) == [True] * 6
+    assert store.dropped == 2
+    assert store.stats()[Tier.DISK].dropped == 2
+    gated.gate.set()
+    assert store.flush(60)
+    assert gated.exists(keys_of(pages)) == [True] * 4 + [False] * 2
+    store.close()
+
+
+def test_a_medium_that_hangs_costs_one_deadline_and_writes_nothing_afterwards(filled: GatedTier) -> None:
+    store = PageStore([filled], PageStoreOptions(get_s=Allowance(0.02), fetch_threads=1))
+    out = buffers(3)
+    assert store.get(KEYS, out) == [None] * 3
+    filled.gate.set()
+    store.close()  # waits for the read that hung
+    assert filled.stats().hits == 3
+    assert [bytes(buffer) for buffer in out] == [bytes(PAGE)] * 3
+
+
+def test_two_who_want_a_page_cost_one_read(filled: GatedTier) -> None:
+    memory = host()
+    store = PageStore([memory, filled], PageStoreOptions(get_s=Allowance(60.0)))
+    outs = [buffers(3), buffers(3)]
+    first = store.start_get(KEYS, [BufferTarget(b) for b in outs[0]], timeout_s=60)
+    filled.reading.acquire()
+    second = store.start_get(KEYS, [BufferTarget(b) for b in outs[1]], timeout_s=60)
+    while memory.stats().misses != {"absent": 6}:  # until the second has asked the host tier in vain
+        pass
+    filled.gate.set()
+    assert first.result(60) == [Tier.DISK] * 3
+    assert second.result(60) == [Tier.HOST] * 3
+    assert [[bytes(b) for b in out] for out in outs] == [[page_data(key) for key in KEYS]] * 2
+    assert filled.stats().hits == 3
+    store.close()
+
+
+def test_a_page_whose_write_is_under_way_is_waited_for(gated: GatedTier) -> None:
+    store = PageStore([gated], PATIENT)
+    writer = threading.Thread(target=store.put, args=([page(entry) for entry in chain(3)],))
+    writer.start()
+    while not store.in_flight.claims(KEYS[0]):
+        pass
+    found = store.start_get(KEYS, [BufferTarget(b) for b in buffers(3)], timeout_s=60)
+    gated.gate.set()
+    assert found.result(60) == [Tier.DISK] * 3
+    writer.join()
+    store.close()
+
+
+def test_a_cancelled_get_never_writes(filled: GatedTier) -> None:
+    store = PageStore([filled], PageStoreOptions(get_s=Allowance(60.0), fetch_threads=1))
+    out, other = buffers(3), buffers(3)
+    running = store.start_get(KEYS, [BufferTarget(b) for b in other], timeout_s=60)
+    filled.reading.acquire()
+    waiting = store.start_get(KEYS, [BufferTarget(b) for b in out], timeout_s=60)
+    assert waiting.cancel()
+    filled.gate.set()
+    assert running.result(60) == [Tier.DISK] * 3
+    store.close()
+    assert [bytes(buffer) for buffer in out] == [bytes(PAGE)] * 3
+
+
+def test_selective_writing_waits_for_a_second_use(tmp_path: Path) -> None:
+    options = PageStoreOptions(get_s=Allowance(60.0), write_policy=WritePolicy.SELECTIVE)
+    store = PageStore([host(), DiskTier(LAYOUT, tmp_path, capacity_bytes=64 * PAGE)], options)
+    once, twice, read = strangers(3)
+    disk = store.tiers[1]
+    store.put([page(once), page(twice), page(read)])
+    assert store.flush(60)
+    assert list(disk.scan()) == []
+    store.put([page(twice)])
+    reads(store, [read[0]])
+    assert store.flush(60)
+    assert disk.exists([once[0], twice[0], read[0]]) == [False, True, True]
+    store.close()
+
+
+def test_removed_forgotten_and_pinned_mean_every_tier(tmp_path: Path) -> None:
+    store = PageStore([host(), DiskTier(LAYOUT, tmp_path, capacity_bytes=64 * PAGE)], PATIENT)
+    mine, others = chain(2, salt="mine"), chain(3)
+    store.put([page(entry) for entry in mine + others])
+    assert store.flush(60)
+    assert store.pin(keys_of(others)) == [True] * 3
+    store.unpin(keys_of(others))
+    assert store.forget(Namespace("mine")) == 4
+    assert store.remove(keys_of(others)[:1]) == 1
+    assert store.exists(keys_of(mine + others)) == [False] * 3 + [True] * 2
+    store.close()
+
+
+def test_a_store_of_no_tiers_has_nothing() -> None:
+    store = PageStore([])
+    (entry,) = chain(1)
+    assert store.put([page(entry)]) == [False]
+    assert store.exists([entry[0]]) == [False]
+    assert store.pin([entry[0]]) == [False]
+    store.close()
+
+
+def test_tiers_in_disorder_are_the_callers_error() -> None:
+    with pytest.raises(ValueError, match="fast to slow"):
+        PageStore([host(), host()])
