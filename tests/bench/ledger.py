@@ -1,15 +1,18 @@
-"""``./bench ledger [--json FILE]``: what the ledger sustains, and what it adds to a request.
+"""``./bench ledger [--ledger sqlite|postgresql]``: what the ledger sustains, and what it adds to a request.
 
 In one run, on one disk, with the same rows:
 
 * ``floor``: plain ``executemany`` into the same table in groups of 5,000, synced per group, on one thread and with the
   rows flattened before the clock starts: what a program would do that has only the rows to store.
 * ``naive``: one synced commit for each row, as a ledger without groups and journal would have to.
-* ``flood``: records through ``Ledger.append`` as fast as one thread can, until all are committed.
-* ``paced``: records at 5,000 a second on a fixed timetable; the time of each ``append`` is what a request pays.
+* ``flood``: records through ``Ledger.admit`` and ``append``, as the gateway does, as fast as one thread can, until all
+  are committed; rollups are brought up on the way.
+* ``paced``: records at 5,000 a second on a fixed timetable; the time of ``admit`` and ``append`` is a request's.
 
 ``ratios``: ``flood`` to floor (flattening and the journal are in it), ``naive`` (flood to naive), ``paced`` (rows/s
 committed to rows/s offered).
+
+In PostgreSQL (a real server on this machine, syncing) there are ``flood`` and ``paced`` alone.
 """
 
 from __future__ import annotations
@@ -26,11 +29,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from billing import schema
+from billing.database import Place
 from billing.ledger import Ledger, LedgerOptions
+from billing.postgres.database import postgres_database
 from billing.prices import PriceBook
 from billing.row import row_values
 from billing.verify import verify_ledger
 from tests.samples.billed import billed
+from tests.samples.postgres import running
 from tracing.record import RequestRecord
 
 OFFERED_ROWS_PER_S = 5000
@@ -50,21 +56,22 @@ def floor(path: Path, records: Sequence[RequestRecord], group_rows: int) -> floa
     return rate
 
 
-def flood(path: Path, records: Sequence[RequestRecord]) -> float:
-    """Rows/s through the ledger, from the first append to the last commit."""
-    with Ledger(path) as ledger:
+def flood(place: Place, records: Sequence[RequestRecord]) -> float:
+    """Rows/s through the ledger, from the first admission to the last commit."""
+    with Ledger(place) as ledger:
         ledger.register(PriceBook.default())
         started = time.perf_counter()
         for record in records:
+            ledger.admit(record)
             ledger.append(record)
         assert ledger.flush(600)
         return len(records) / (time.perf_counter() - started)
 
 
-def paced(path: Path, records: Sequence[RequestRecord]) -> dict[str, float]:
-    """Append on a fixed timetable; return the latency of ``append`` in µs and the committed rate."""
+def paced(place: Place, records: Sequence[RequestRecord]) -> dict[str, float]:
+    """Admit and append on a fixed timetable; return what both take together in µs and the committed rate."""
     latencies: list[int] = []
-    with Ledger(path) as ledger:
+    with Ledger(place) as ledger:
         ledger.register(PriceBook.default())
         started = time.perf_counter_ns()
         for number, record in enumerate(records):
@@ -72,6 +79,7 @@ def paced(path: Path, records: Sequence[RequestRecord]) -> dict[str, float]:
             if ahead > 0:
                 time.sleep(ahead / 1e9)
             before = time.perf_counter_ns()
+            ledger.admit(record)
             ledger.append(record)
             latencies.append(time.perf_counter_ns() - before)
         offered = len(records) / ((time.perf_counter_ns() - started) / 1e9)
@@ -87,11 +95,11 @@ def paced(path: Path, records: Sequence[RequestRecord]) -> dict[str, float]:
     return {
         "offered_rows_per_s": offered,
         "committed_rows_per_s": committed,
-        "append_p50_us": at(0.5),
-        "append_p90_us": at(0.9),
-        "append_p99_us": at(0.99),
-        "append_p999_us": at(0.999),
-        "append_max_us": latencies[-1] / 1000,
+        "request_p50_us": at(0.5),
+        "request_p90_us": at(0.9),
+        "request_p99_us": at(0.99),
+        "request_p999_us": at(0.999),
+        "request_max_us": latencies[-1] / 1000,
         "lag_at_end_ms": lag_ms,
     }
 
@@ -132,14 +140,37 @@ def run(rows: int, folder: Path) -> dict[str, object]:
     }
 
 
+def run_postgres(rows: int, folder: Path) -> dict[str, object]:
+    """Measure the ledger in a server."""
+    records = [billed(number, PriceBook.default()) for number in range(rows)]
+    gc.collect()
+    gc.freeze()
+    with running(syncs=True) as server:
+        places = [postgres_database(server.database(), folder / f"journal-{number}") for number in range(2)]
+        flood_rate, steady = flood(places[0], records), paced(places[1], records)
+        for place in places:
+            verification = verify_ledger(place)
+            assert verification.passed, verification.faults
+            assert verification.rows == rows, f"{verification.rows} of {rows} rows"
+    return {
+        "benchmark": "ledger in postgresql",
+        "rows": rows,
+        "versions": {"python": platform.python_version(), "postgresql": server.version},
+        "flood_rows_per_s": flood_rate,
+        "paced": steady,
+        "ratios": {"paced": steady["committed_rows_per_s"] / steady["offered_rows_per_s"]},
+    }
+
+
 def main(argv: list[str]) -> int:
     """Run the benchmark and print what it measured."""
     parser = argparse.ArgumentParser(prog="./bench ledger", description="The ledger's throughput and latency.")
     parser.add_argument("--rows", type=int, default=50_000, help="rows in each part (default 50,000)")
+    parser.add_argument("--ledger", choices=("sqlite", "postgresql"), default="sqlite")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there as well")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="keepwarm-ledger-") as folder:
-        result = run(args.rows, Path(folder))
+        result = (run if args.ledger == "sqlite" else run_postgres)(args.rows, Path(folder))
     text = json.dumps(result, indent=2)
     print(text)
     if args.json is not None:

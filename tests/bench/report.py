@@ -1,9 +1,10 @@
-"""``./bench report [--rows N] [--json FILE]``: how long reports take over a large ledger, and that they are right.
+"""``./bench report [--rows N] [--ledger sqlite|postgresql]``: how long reports take over a large ledger.
 
-A ledger of ``--rows`` requests (default 10,000,000: some 6 GB of disk) over 30 days, 40 teams, 200 keys, 4 models,
-8 agents, 6 instances and runs of 20 steps is made by SQL alone, its rollups by the ledger's own ``advance``. Each
-report is timed as the command runs it: open, read, sum, sort. The yardstick is one pass over the same rows in SQL,
-which also says whether the report is right.
+A ledger of ``--rows`` requests (default 10,000,000: some 8 GB of disk) over 30 days, 40 teams, 200 keys, 4 models,
+8 agents, 6 instances and runs of 20 steps is made by SQL alone, its rollups by the ledger's own ``advance``. Then every
+dimension is reported over all of it, and every one that has few values by hour as well; each is timed as the command
+runs it: open, read, sum, sort. The yardstick is one pass over the same rows in SQL, which also says whether the report
+is right. A dimension that is not there: ``request``, whose groups are the rows themselves.
 """
 
 from __future__ import annotations
@@ -16,14 +17,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-from billing import schema
+from billing.database import LedgerSession, Place, database_at
+from billing.database_sqlite import SqliteSession
 from billing.ledger_read import LedgerReader, RowFilter
+from billing.postgres.database import postgres_database
+from billing.price_store import store
 from billing.prices import PriceBook
+from billing.reports import DIMENSIONS, TIME_HOURS
 from billing.rollup import HOUR_NS, advance
-from billing.row import columns, row_values
+from billing.row import LedgerRow, columns, row_values
 from tests.samples.billed import billed
+from tests.samples.postgres import running
 
 START_NS = 1_790_000_000 * 10**9 // HOUR_NS * HOUR_NS
 DAYS = 30
@@ -49,95 +56,106 @@ _OVERRIDES = {
     "amount_nano": "h % 1000003",
     "saved_nano": "h % 999983",
     "outcome": "CASE WHEN h % 50 = 0 THEN 'aborted' ELSE 'ok' END",
+    "labels": """'{"agent":"agent-' || (h % 8) || '","step_name":"s' || (n % 5) || '"}'""",
 }
+_TYPES = {"int": "BIGINT", "str": "TEXT"}
 
 
-def fill(path: Path, rows: int) -> None:
+def fill(session: LedgerSession, rows: int) -> None:
     """Make the ledger."""
-    connection = schema.connect(path)
-    connection.execute("PRAGMA synchronous = OFF")
+    if isinstance(session, SqliteSession):
+        session.query("PRAGMA synchronous = OFF")
     book = PriceBook.default()
-    connection.execute(
-        "INSERT INTO prices (version, name, currency, body) VALUES (?, ?, ?, ?)",
-        (book.version, book.name, book.currency, book.body),
-    )
+    store(session, book)
     values = dict(zip(columns(), row_values(billed(1, book)), strict=True))
     parameters = {name: value for name, value in values.items() if name not in _OVERRIDES}
-    chosen = ", ".join(_OVERRIDES.get(name, f":{name}") for name in columns())
+    kinds = {name: _TYPES[str(LedgerRow.__annotations__[name]).partition(" ")[0]] for name in columns()}
+    chosen = ", ".join(_OVERRIDES.get(name, f"CAST(:{name} AS {kinds[name]})") for name in columns())
     step = DAYS * 24 * HOUR_NS // rows
     for first in range(0, rows, BATCH_ROWS):
-        connection.execute(
-            f"""
-            INSERT INTO requests ({", ".join(columns())})
-            WITH RECURSIVE numbers(n) AS (SELECT :first UNION ALL SELECT n + 1 FROM numbers WHERE n + 1 < :last),
-              drawn AS (SELECT n, {START_NS} + n * {step} AS t, (n / 20 * 2654435761 + 7919) % 1000000007 AS h
-              FROM numbers)
-            SELECT {chosen} FROM drawn
-            """,
-            {**parameters, "first": first, "last": min(first + BATCH_ROWS, rows)},
-        )
-    while advance(connection, BATCH_ROWS):
+        with session.writing():
+            if not isinstance(session, SqliteSession):
+                session.execute("SET LOCAL statement_timeout = 0")
+                for at in (first, first + BATCH_ROWS):
+                    session.query(f"SELECT make_ledger_month({START_NS + at * step})")
+            session.execute(
+                f"""
+                INSERT INTO requests ({", ".join(columns())})
+                WITH RECURSIVE numbers(n) AS (
+                    SELECT CAST(:first AS BIGINT) UNION ALL SELECT n + 1 FROM numbers WHERE n + 1 < :last
+                  ),
+                  drawn AS (SELECT n, {START_NS} + n * {step} AS t, (n / 20 * 2654435761 + 7919) % 1000000007 AS h
+                  FROM numbers)
+                SELECT {chosen} FROM drawn
+                """,
+                {**parameters, "first": first, "last": min(first + BATCH_ROWS, rows)},
+            )
+    while advance(session, BATCH_ROWS // 5):
         pass
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    connection.close()
+    if isinstance(session, SqliteSession):
+        session.query("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-def timed(path: Path, by: Sequence[str], where: RowFilter) -> tuple[float, int, int]:
+def timed(place: Place, by: Sequence[str], where: RowFilter) -> tuple[float, int, int]:
     """Return the seconds of a report, its groups, its amount."""
     started = time.perf_counter()
-    with LedgerReader(path) as reader:
+    with LedgerReader(place) as reader:
         report = reader.report(by, where)
     seconds = time.perf_counter() - started
     return seconds, len(report.groups), sum(total.sums.amount_nano for total in report.totals)
 
 
-def scan(path: Path, where: RowFilter) -> tuple[float, int]:
+def scan(place: Place, where: RowFilter) -> tuple[float, int]:
     """Return the seconds and the amount of one pass over the rows."""
-    connection = sqlite3.connect(path)
+    session = database_at(place).open_readonly()
     clause, values = where.sql()
     started = time.perf_counter()
-    amount = connection.execute(f"SELECT sum(amount_nano) FROM requests{clause}", values).fetchone()[0]
+    amount = session.query(f"SELECT sum(amount_nano) FROM requests{clause}", values)[0][0]
     seconds = time.perf_counter() - started
-    connection.close()
+    session.close()
     return seconds, int(amount)
 
 
-def run(rows: int, folder: Path) -> dict[str, object]:
+def asked() -> list[tuple[str, ...]]:
+    """Return what is reported over all 30 days."""
+    few = [name for name in DIMENSIONS if name not in ("run", "step", "request", *TIME_HOURS)]
+    several = [("team", "model", "agent"), ("day", "team"), ("hour", "team", "model"), ("key", "outcome", "month")]
+    many = [("run",), ("step",), ("label:step_name",), ("day", "step"), ("day", "label:step_name")]
+    return [(), *((name,) for name in (*few, *TIME_HOURS)), *(("hour", name) for name in few), *several, *many]
+
+
+def run(rows: int, place: Place) -> dict[str, object]:
     """Make the ledger and time the reports."""
-    path = folder / "ledger.sqlite3"
     started = time.perf_counter()
-    if not path.exists():
-        fill(path, rows)
+    session = database_at(place).open()
+    if not session.query("SELECT 1 FROM requests LIMIT 1"):
+        fill(session, rows)
+    session.close()
     made_s = time.perf_counter() - started
     odd = RowFilter(since_ns=START_NS + HOUR_NS // 3, until_ns=START_NS + 20 * 24 * HOUR_NS + 777)
-    scan_s, whole = scan(path, RowFilter())
-    _, part = scan(path, odd)
+    day = RowFilter(since_ns=START_NS, until_ns=START_NS + 24 * HOUR_NS)
+    scan_s, whole = scan(place, RowFilter())
+    _, part = scan(place, odd)
+    questions = [(by, RowFilter(), whole, "") for by in asked()]
+    questions += [(("team",), odd, part, " of 20 days"), (("run", "team"), day, None, " of one day")]
+    questions += [(("step",), RowFilter(run_id="run-77"), None, " of one run")]
     reports: dict[str, dict[str, object]] = {}
-    for words, where, right in (
-        ("", RowFilter(), whole),
-        ("team", RowFilter(), whole),
-        ("team,model,agent", RowFilter(), whole),
-        ("day,team", RowFilter(), whole),
-        ("hour,model", RowFilter(), whole),
-        ("key,outcome,month", RowFilter(), whole),
-        ("team", odd, part),
-        ("run", RowFilter(since_ns=START_NS, until_ns=START_NS + 24 * HOUR_NS), None),
-        ("step", RowFilter(run_id="run-77"), None),
-    ):
-        seconds, groups, amount = timed(path, [word for word in words.split(",") if word], where)
-        assert right is None or amount == right, (words, amount, right)
-        name = (words or "totals") + (" of 20 days" if where is odd else " of one day" if words == "run" else "")
-        reports[name] = {"seconds": round(seconds, 3), "groups": groups}
-    with LedgerReader(path) as reader:
+    for by, where, right, words in questions:
+        seconds, groups, amount = timed(place, by, where)
+        assert right is None or amount == right, (by, amount, right)
+        reports[(",".join(by) or "totals") + words] = {"seconds": round(seconds, 3), "groups": groups}
+    with LedgerReader(place) as reader:
         rollups = reader.count("rollups")
+    slowest = max(reports, key=lambda name: float(str(reports[name]["seconds"])))
     return {
         "benchmark": "report",
+        "ledger": "sqlite" if isinstance(place, Path) else "postgresql",
         "rows": rows,
-        "ledger_bytes": path.stat().st_size,
         "rollups": rollups,
         "made_s": round(made_s, 1),
         "versions": {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version},
         "one_pass_over_rows_s": round(scan_s, 3),
+        "slowest": {slowest: reports[slowest]},
         "reports": reports,
     }
 
@@ -146,11 +164,16 @@ def main(argv: list[str]) -> int:
     """Run the benchmark and print what it measured."""
     parser = argparse.ArgumentParser(prog="./bench report", description="The time of reports over a large ledger.")
     parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--folder", type=Path, help="make the ledger here and leave it, or use the one that is there")
+    parser.add_argument("--ledger", choices=("sqlite", "postgresql"), default="sqlite")
+    parser.add_argument("--folder", type=Path, help="make the file here and leave it, or use the one that is there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there as well")
     args = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory(prefix="keepwarm-report-") as folder:
-        result = run(args.rows, args.folder or Path(folder))
+    with ExitStack() as stack:
+        folder = args.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="keepwarm-report-")))
+        place: Place = folder / "ledger.sqlite3"
+        if args.ledger == "postgresql":
+            place = postgres_database(stack.enter_context(running()).database(), folder / "journal")
+        result = run(args.rows, place)
     text = json.dumps(result, indent=2)
     print(text)
     if args.json is not None:

