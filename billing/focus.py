@@ -122,6 +122,15 @@ class FocusExport:
         for key in sorted(self.sums, key=lambda key: (key.month, key.hour, repr(key))):
             yield _line(key, self.sums[key], self.currency, self.options)
 
+    def list_costs(self, attribute: str) -> dict[str, int]:
+        """Sum list costs (nano-units) by one of a line's key attributes: ``team``, ``key_id``, ``model`` …"""
+        found: dict[str, int] = {}
+        for key, sums in self.sums.items():
+            if key.token_class not in CREDIT_CLASSES:
+                unit = getattr(key, attribute)
+                found[unit] = found.get(unit, 0) + sums.list_nano
+        return found
+
     def write(self, file: TextIO) -> int:
         """Write CSV; return the number of lines."""
         count, writer = 0, None

@@ -148,7 +148,7 @@ def build_report(rows: Iterable[LedgerRow], by: Sequence[str] = ()) -> Report:
 
     Raises ``ReportError`` for an unknown dimension. Cost: linear in the rows, memory by the groups.
     """
-    dimensions = [_dimension(name) for name in by]
+    dimensions = [dimension_of(name) for name in by]
     found: dict[tuple[tuple[str, ...], str], Sums] = {}
     for row in rows:
         key = (tuple(dimension(row) for dimension in dimensions), row.currency)
@@ -193,10 +193,11 @@ def report_of(by: Sequence[str], lines: Iterable[Sequence[object]]) -> Report:
 def check_dimensions(by: Sequence[str]) -> None:
     """Raise ``ReportError`` for a dimension that there is none of."""
     for name in by:
-        _dimension(name)
+        dimension_of(name)
 
 
-def _dimension(name: str) -> Callable[[LedgerRow], str]:
+def dimension_of(name: str) -> Callable[[LedgerRow], str]:
+    """Return how a row says its value of a dimension. Raises ``ReportError``."""
     if name.startswith(LABEL) and len(name) > len(LABEL):
         label = name.removeprefix(LABEL)
         return lambda row: row.label(label) or _NONE
@@ -239,12 +240,12 @@ def render_csv(report: Report) -> str:
     writer.writerow([*report.by, "currency", *SUM_NAMES, "amount", "saved"])
     for group in report.groups:
         money = (format_money(group.sums.amount_nano), format_money(group.sums.saved_nano))
-        key = [_plain(value) for value in group.key]
+        key = [spreadsheet_text(value) for value in group.key]
         writer.writerow([*key, group.currency, *(getattr(group.sums, name) for name in SUM_NAMES), *money])
     return out.getvalue()
 
 
-def _plain(value: str) -> str:
+def spreadsheet_text(value: str) -> str:
     """Keep a spreadsheet from running a name that a client chose as a formula."""
     return f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) and value != _NONE else value
 

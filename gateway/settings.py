@@ -100,6 +100,8 @@ class KeySettings(_Strict):
     team: Name = "default"
     models: tuple[str, ...] | None = None  # None: all
     admin: bool = False  # may administer instances and see every tenant's runs
+    ttft_objective_s: Seconds | None = None  # what reports of goodput count as good
+    tpot_objective_s: Seconds | None = None
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from pathlib import Path
 
+from billing.attribution import UNITS, attribute
 from billing.database import Place
 from billing.errors import BillingError, ReportError
 from billing.focus import FocusOptions, export
 from billing.focus_check import focus_faults
+from billing.goodput import Objective, goodput, render_goodput
 from billing.ledger_read import LedgerReader, RowFilter
 from billing.report_html import render_html
 from billing.reports import DIMENSIONS, format_money, render_csv, render_json, render_table
+from billing.statement import render_statement, render_statement_csv, statement, statement_json
+from billing.unit_cost import render_unit_costs, unit_costs
 from billing.verify import verify_ledger
 from gateway.assembly import ledger_at
 from gateway.assembly import ledger_place as ledger_place_of
@@ -44,9 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--csv", action="store_true", help="print CSV")
     form.add_argument("--html", action="store_true", help="print a page with charts")
+    form.add_argument("--runs", action="store_true", help="print what a run of each agent costs, as a distribution")
+    form.add_argument("--goodput", action="store_true", help="print how many requests met their key's objectives")
     form.add_argument("--focus", action="store_true", help="print a FOCUS 1.2 Cost and Usage dataset (CSV)")
+    parser.add_argument("--statement", action="store_true", help="showback and chargeback of a unit; also as JSON, CSV")
+    parser.add_argument("--ttft", type=float, metavar="S", help="--goodput: for keys without an objective of their own")
+    parser.add_argument("--tpot", type=float, metavar="S", help="--goodput: likewise, for each further token")
     parser.add_argument("--detail", action="store_true", help="--focus: a line for each run")
-    parser.add_argument("--currency", metavar="CODE", help="--focus: which, where the ledger holds several")
+    parser.add_argument("--currency", metavar="CODE", help="--focus, --statement: which, of several")
     parser.add_argument("--issuer", default="Platform team", metavar="NAME", help="--focus: InvoiceIssuerName")
     parser.add_argument("--traces", metavar="PATH", help="--baseline: the trace store to read")
     add_baseline_arguments(parser)
@@ -109,6 +119,14 @@ def _report(args: argparse.Namespace) -> int:
         return 0
     if args.focus:
         return _focus(place, where, args)
+    if args.goodput:
+        return _goodput(place, where, args)
+    if args.statement:
+        return _statement(place, where, args)
+    if args.runs:
+        with LedgerReader(place) as reader:
+            print(render_unit_costs(unit_costs(reader.report(("agent", "run"), where))), end="")
+        return 0
     with LedgerReader(place) as reader:
         report = reader.report([name for name in args.by.split(",") if name], where)
     if args.json:
@@ -122,13 +140,57 @@ def _report(args: argparse.Namespace) -> int:
     return 0
 
 
-def _focus(place: Place, where: RowFilter, args: argparse.Namespace) -> int:
+def _goodput(place: Place, where: RowFilter, args: argparse.Namespace) -> int:
+    objectives = {
+        key.id: objective_of(key.ttft_objective_s or args.ttft, key.tpot_objective_s or args.tpot)
+        for key in settings_of(args).keys
+    }
+    span_ns = None if where.since_ns is None or where.until_ns is None else where.until_ns - where.since_ns
+    by = [name for name in args.by.split(",") if name]
     with LedgerReader(place) as reader:
         reader.check_kept(where)
-        currencies = [total.currency for total in reader.totals(where)]
-        if args.currency is None and len(currencies) > 1:
-            raise ReportError(f"a FOCUS dataset has one currency: --currency {' or '.join(currencies)}")
-        currency = args.currency or (currencies[0] if currencies else "USD")
+        found = goodput(reader.rows(where), by, objectives, objective_of(args.ttft, args.tpot), span_ns)
+    print(render_goodput(found), end="")
+    return 0
+
+
+def objective_of(ttft_s: float | None, tpot_s: float | None) -> Objective:
+    """Return an objective of seconds."""
+    ttft_ns, tpot_ns = (None if seconds is None else round(seconds * 1e9) for seconds in (ttft_s, tpot_s))
+    return Objective(ttft_ns, tpot_ns)
+
+
+def _statement(place: Place, where: RowFilter, args: argparse.Namespace) -> int:
+    by, transfers = args.by or "team", dict[str, int]()
+    with LedgerReader(place) as reader:
+        currency = _one_currency(reader, where, args)
+        books = reader.price_books()
+        dataset = export(reader.rows(where), books, currency)
+        if by in UNITS and any(book.file.prefix_writes == "readers" for book in books.values()):
+            traces = settings_of(args).trace_path if args.traces is None else Path(args.traces)
+            records, _ = load(place, traces, where.since_ns, where.until_ns)
+            units = attribute(records, books, unit=by).units
+            transfers = {name: sums.transfer_nano for (name, each), sums in units.items() if each == currency}
+        found = statement(reader.rows(where), dataset, by, transfers)
+    if args.json:
+        print(json.dumps(statement_json(found, by, currency), indent=2, ensure_ascii=False))
+    else:
+        print((render_statement_csv if args.csv else render_statement)(found, by, currency), end="")
+    return 0
+
+
+def _one_currency(reader: LedgerReader, where: RowFilter, args: argparse.Namespace) -> str:
+    """Return the currency of a dataset or a statement. Raises ``ReportError`` where there are several."""
+    reader.check_kept(where)
+    currencies = [total.currency for total in reader.totals(where)]
+    if args.currency is None and len(currencies) > 1:
+        raise ReportError(f"this is told in one currency: --currency {' or '.join(currencies)}")
+    return args.currency or (currencies[0] if currencies else "USD")
+
+
+def _focus(place: Place, where: RowFilter, args: argparse.Namespace) -> int:
+    with LedgerReader(place) as reader:
+        currency = _one_currency(reader, where, args)
         options = FocusOptions(issuer=args.issuer, detail=args.detail)
         dataset = export(reader.rows(where), reader.price_books(), currency, options)
     faults = focus_faults(dataset.lines(), dataset.billed_nano, currency)
