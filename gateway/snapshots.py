@@ -34,7 +34,7 @@ class SnapshotOptions:
 
     interval_s: float = 15.0
     byte_limit: int = 256 << 20
-    rows_at_once: int = 4096
+    rows_at_once: int = 2048
 
 
 @dataclass(slots=True)

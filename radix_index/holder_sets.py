@@ -55,9 +55,11 @@ class HolderSets:
         return self._bytes[number][column]
 
     def members(self, number: int, columns: Mapping[int, str]) -> list[tuple[str, int]]:
-        """Return which holders of ``columns`` are in this set, each with its tiers' bits. O(columns)."""
-        content = self._bytes[number]
-        return [(name, bits) for column, name in columns.items() if (bits := content[column] & STORED_BITS)]
+        """Return which holders of ``columns`` are in this set, each with its tiers' bits. O(members)."""
+        stored = np.frombuffer(self._bytes[number], np.uint8) & STORED_BITS
+        held = np.flatnonzero(stored)
+        pairs = zip(held.tolist(), stored[held].tolist(), strict=True)
+        return [(columns[column], bits) for column, bits in pairs if column in columns]
 
     def is_empty(self, number: int) -> bool:
         """Tell whether nobody is in this set."""
