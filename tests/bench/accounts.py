@@ -9,8 +9,9 @@ says so (``died``); a new worker goes on after it. One more process, the driver,
 second gateway would.
 
 At the end every sum is computed in every way there is and compared exactly: rows, report, CSV, JSON, counters begun
-with the ledger, FOCUS, traces. What a request costs is a function of its number, so every row is compared with what it
-must be; every row has a trace, and the two say the same outcome, tokens and money. Every amount is verified as well.
+with the ledger, FOCUS, traces. What a request costs is a function of its number (2,002 kinds recur), so every row is
+compared with what it must be; every row has a trace, and the two say the same outcome, tokens and money. Every amount
+is verified as well.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -42,7 +44,7 @@ from billing.ledger_read import LedgerReader
 from billing.postgres.database import postgres_database
 from billing.prices import PriceBook
 from billing.reports import SUM_NAMES, Sums, render_csv, render_json
-from billing.row import LedgerRow, record_of, row_of
+from billing.row import LedgerRow, row_of
 from billing.verify import verify_ledger
 from gateway.recovery import TraceFollower
 from tests.samples.billed import altered, billed, died_in_flight, unpriced
@@ -52,6 +54,7 @@ from tracing.record import Attempt, Outcome, RequestRecord, Usage
 from tracing.store import TraceStore, TraceStoreOptions
 
 PROCESSES, IN_FLIGHT = 4, 8
+PATTERNS = 2 * 7 * 11 * 13  # unpriced, unlucky and failed-over requests come in every combination
 TOLD_EVERY, FLUSHED_EVERY = 256, 4096  # requests of one worker
 ROOT = Path(__file__).parents[2]
 KEEP_ALL = TraceStoreOptions(max_records=None, max_age_ns=None)  # simulated requests bear dates of their own
@@ -59,9 +62,40 @@ OPTIONS = LedgerOptions(adopt_interval_s=0.5)
 _OUTCOMES = (Outcome.ABORTED, Outcome.REJECTED, Outcome.UPSTREAM_FAILED, Outcome.TRUNCATED)
 
 
-def simulated(number: int, book: PriceBook) -> RequestRecord:
+def simulated(number: int) -> RequestRecord:
     """Return request ``number``: the same number gives the same record, always."""
-    if number % 97 == 0:
+    return _at(_patterns()[number % PATTERNS][0], number)
+
+
+def died(number: int) -> RequestRecord:
+    """Return what stands for it when its process dies before it ends."""
+    return _at(_patterns()[number % PATTERNS][1], number)
+
+
+@cache
+def _patterns() -> list[tuple[RequestRecord, RequestRecord]]:
+    """Return what requests look like, and what would stand for them; made once: the ledger is to have the processor."""
+    book = PriceBook.default()
+    return [(_pattern(number, book), died_in_flight(number, book)) for number in range(PATTERNS)]
+
+
+def _at(record: RequestRecord, number: int) -> RequestRecord:
+    """Return a pattern as request ``number``, at its time and in its run."""
+    later_ns = number // PATTERNS * PATTERNS * 10**9
+    stamps, charge, link = record.stamps, record.charge, record.link
+    assert charge.basis is not None
+    assert link is not None
+    return replace(
+        record,
+        request_id=f"req-{number}",
+        stamps=replace(stamps, arrived_ns=stamps.arrived_ns + later_ns, closed_ns=stamps.closed_ns + later_ns),
+        charge=replace(charge, basis=replace(charge.basis, at_ns=charge.basis.at_ns + later_ns)),
+        link=replace(link, run_id=f"run-{number // 10}"),
+    )
+
+
+def _pattern(number: int, book: PriceBook) -> RequestRecord:
+    if number % 91 == 0:
         return unpriced(number, book)
     record = billed(number, book)
     if number % 11 == 0:
@@ -103,13 +137,13 @@ class Worker:
         """Go on behind ``told`` up to ``requests``; tell from time to time what is done."""
         with opened(self._folder, self._url, str(self._name)) as (ledger, traces):
             os.write(1, f"writer {ledger.writer_id}\n".encode())
-            book, numbers = PriceBook.default(), iter(range(self._first_free(told), requests, PROCESSES))
+            numbers = range(self._first_free(told), requests, PROCESSES)
             flying: deque[RequestRecord] = deque()
             for count, number in enumerate(numbers):
                 if count == self._after:
                     self._arm(ledger)
-                ledger.admit(died_in_flight(number, book))
-                flying.append(simulated(number, book))
+                ledger.admit(died(number))
+                flying.append(simulated(number))
                 if len(flying) > IN_FLIGHT:
                     self._answer(flying.popleft(), ledger, traces, count)
                 if count % TOLD_EVERY == TOLD_EVERY - 1:
@@ -230,9 +264,8 @@ class Money:
     def __init__(self, requests: int) -> None:
         self._said: list[tuple[str, int, int, int | None, int | None] | None] = [None] * requests
 
-    def note(self, record: RequestRecord) -> bool:
+    def note(self, number: int, record: RequestRecord) -> bool:
         """Note a record or compare it with the one of its request; ``False``: it is the first."""
-        number = int(record.request_id.removeprefix("req-"))
         usage, charge = record.usage, record.charge
         said = (
             sys.intern(record.outcome.value),
@@ -253,17 +286,17 @@ class Money:
 
 def compare(folder: Path, url: str, requests: int) -> dict[str, object]:
     """Compute every sum in every way; raise ``AssertionError`` where two differ."""
-    place, book = place_of(folder, url), PriceBook.default()
+    place = place_of(folder, url)
     ways: dict[str, Accounts] = {"rows": Accounts()}
     rows_say, outcomes = Money(requests), Counter[str]()
     with LedgerReader(place) as reader:
 
         def checked() -> Iterator[LedgerRow]:
             for row in reader.rows():
-                number, has_died = int(row.request_id.removeprefix("req-")), row.outcome == Outcome.DIED
-                assert row == row_of((died_in_flight if has_died else simulated)(number, book)), row.request_id
-                record = record_of(row)
-                assert not rows_say.note(record), f"{row.request_id} is there twice"
+                number = int(row.request_id.removeprefix("req-"))
+                record = (died if row.outcome == Outcome.DIED else simulated)(number)
+                assert row == row_of(record), f"{row.request_id} is not what it must be"
+                assert not rows_say.note(number, record), f"{row.request_id} is there twice"
                 ways["rows"].add(record)
                 outcomes[row.outcome] += 1
                 yield row
@@ -293,8 +326,9 @@ def traced(folder: Path, requests: int, rows_say: Money) -> Accounts:
     for path in sorted(folder.glob("traces-*.sqlite3")):
         store = TraceStore(path, read_only=True)
         for record in store.records(5000):
-            assert rows_say.note(record), "a trace without a row"
-            if not seen.note(record):  # the import of a dead worker's journal may repeat what it had stored
+            number = int(record.request_id.removeprefix("req-"))
+            assert rows_say.note(number, record), "a trace without a row"
+            if not seen.note(number, record):  # the import of a dead worker's journal may repeat what it had stored
                 sums.add(record)
         store.close()
     assert seen.missing() == [], f"{len(seen.missing())} rows have no trace"
