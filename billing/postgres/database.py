@@ -8,6 +8,7 @@ between.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,8 +34,8 @@ _LOCK = text("SELECT pg_advisory_xact_lock(:key)").bindparams(key=_WRITER_LOCK)
 _MAKE_MONTH = text("SELECT make_ledger_month(:at)")
 _TYPES = {"int": "bigint", "int | None": "bigint", "str": "text", "str | None": "text"}
 _POSTED = columns().index("posted_ns")
-#: SQLSTATE classes that no retry mends: wrong password or database, no such table or right.
-_CONFIGURED_WRONG = ("28", "3D", "42")
+#: What a server that refuses a connection says when it will take it later. The driver passes the words on, no code.
+_LATER = re.compile("starting up|shutting down|recovery|not yet accepting|too many|connection slots")
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +301,7 @@ def _told(name: str) -> Iterator[None]:
     try:
         yield
     except OperationalError as error:
-        if (getattr(error.orig, "sqlstate", None) or "").startswith(_CONFIGURED_WRONG):
+        if "FATAL:" in str(error.orig) and not _LATER.search(str(error.orig)):  # no such database, wrong password
             raise LedgerError(f"ledger {name}: {error.orig}") from error
         raise LedgerUnavailable(f"ledger {name}: {error.orig}") from error
     except DBAPIError as error:
