@@ -19,7 +19,7 @@ from engine_adapter.wire_events import FLUSHED_TIERS
 from gateway.feeds import Feed
 from gateway.residency import new_scores, predicted_residency
 from gateway.routing import Load, Rates
-from gateway.snapshots import IndexSnapshots
+from gateway.snapshots import RANK_MARK, IndexSnapshots
 from radix_index.base import LOCAL_TIERS, Knowledge, PrefixIndex
 from radix_index.predict import PredictedResidency
 from radix_index.source import SourceFold
@@ -271,7 +271,7 @@ class Fleet:
         return next((source for source in sources if source.rank == spec.rank), sources[0])
 
     def _add_rank(self, spec: InstanceSpec, rank: int) -> None:
-        name = f"{spec.id}.dp{rank}"
+        name = f"{spec.id}{RANK_MARK}{rank}"
         if name not in self.instances:
             self.add(replace(spec.of_rank(rank), id=name))
 

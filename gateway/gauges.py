@@ -22,8 +22,8 @@ _INSTANCE_GAUGES: dict[str, tuple[str, Callable[[Instance], float]]] = {
     ),
     "keepwarm_instance_prefill_tokens_per_second": ("Learned prefill rate", lambda i: i.rates.prefill),
     "keepwarm_instance_events_degraded": (
-        "1 while the instance publishes events and some are missing",
-        lambda i: float(i.knowledge is Knowledge.STALE),
+        "1 while the instance publishes events and some of what it holds is not known from them",
+        lambda i: float(i.knowledge in (Knowledge.STALE, Knowledge.PARTIAL)),
     ),
 }
 

@@ -25,7 +25,13 @@ from radix_index.index import RadixIndex
 from radix_index.snapshot import Header, Snapshot, SnapshotError, SnapshotWriter, SourceState, apply_part
 
 _log = logging.getLogger(__name__)
+
+RANK_MARK = ".dp"
+"""Stands between a server's name and the rank, in the names of its ranks but the first."""
+
 _WRITE_BYTES = 1 << 20
+UNCLAIMED_S = 600.0
+"""For so long what was restored of an instance waits for it to come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +64,15 @@ class IndexSnapshots:
         self.path, self.stats = path, SnapshotStats()
         self._index, self._clock, self._options = index, clock, options or SnapshotOptions()
         self._unclaimed: dict[str, SourceState] = {}
-        self._saved: list[tuple[str, int]] = []
+        self._restored_at = 0.0
+        self._writing = asyncio.Lock()
+        self._saved: list[tuple[str, int]] | None = None
 
     # --- reading ---
 
     async def restore(self, instances: Collection[str]) -> None:
-        """Let the index know what the file says of these instances, as claims that must still be proved. Once."""
+        """Let the index know what the file says of these instances, and of data-parallel ranks of theirs, as claims
+        that must still be proved. Once."""
         try:
             snapshot = await asyncio.to_thread(lambda: Snapshot(self.path.read_bytes()))
         except FileNotFoundError:
@@ -71,7 +80,11 @@ class IndexSnapshots:
         except (OSError, SnapshotError) as error:
             self._ignore(error)
             return
-        states = {state.instance: state for state in snapshot.header.sources if state.instance in instances}
+        states = {
+            state.instance: state
+            for state in snapshot.header.sources
+            if state.instance in instances or state.instance.rpartition(RANK_MARK)[0] in instances
+        }
         for state in states.values():
             self._index.add_instance(state.instance, block_size=state.block_size, pool=state.pool)
             self._index.set_knowledge(state.instance, Knowledge.STALE)
@@ -86,7 +99,7 @@ class IndexSnapshots:
             for instance in states:
                 self._index.remove_instance(instance)
             return
-        self._unclaimed = states
+        self._unclaimed, self._restored_at = states, self._clock()
         _log.info("the index begins with %d entries of %d sources", self.stats.restored_entries, len(states))
 
     def _ignore(self, error: Exception) -> None:
@@ -116,6 +129,13 @@ class IndexSnapshots:
 
     async def save(self, feeds: Callable[[], Sequence[Feed]]) -> bool:
         """Write a snapshot unless nothing came since the last one; return whether the file is up to date."""
+        async with self._writing:
+            return await self._save(feeds)
+
+    async def _save(self, feeds: Callable[[], Sequence[Feed]]) -> bool:
+        if self._clock() - self._restored_at > UNCLAIMED_S:
+            for instance in list(self._unclaimed):
+                self.disown(instance)
         followed = list(feeds())
         known = [(feed, state) for feed in followed if (state := feed.state()) is not None]
         doubtful = {feed.pool for feed in followed} - {state.pool for _, state in known}

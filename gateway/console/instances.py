@@ -63,7 +63,7 @@ def instance_row(instance: Instance) -> InstanceRow:
         running=count(instance.load.running),
         queued=count(instance.load.queued_tokens),
         known_by=known_by,
-        is_degraded=knowledge is Knowledge.STALE,
+        is_degraded=knowledge in (Knowledge.STALE, Knowledge.PARTIAL),
         capacity=capacity,
         scores=tuple(_score(basis, stats) for basis, stats in instance.scores.items() if stats.answers),
     )

@@ -39,9 +39,11 @@ def neighbours(count: int) -> int:
 
 
 @asynccontextmanager
-async def _ranked(home: Path) -> AsyncIterator[tuple[Client, ScriptedEngine, list[EventPublisher]]]:
+async def _server() -> AsyncIterator[tuple[ScriptedEngine, list[EventPublisher]]]:
+    """Be a server of several ranks, each of which can repeat three batches."""
     events, replays = neighbours(RANKS), neighbours(RANKS)
-    publishers = [EventPublisher(PublisherOptions(port=events + n, replay_port=replays + n)) for n in range(RANKS)]
+    options = [PublisherOptions(port=events + n, replay_port=replays + n, replay_batches=3) for n in range(RANKS)]
+    publishers = [EventPublisher(each) for each in options]
     told = {
         "publisher": "zmq",
         "endpoint_host": "*",
@@ -53,19 +55,20 @@ async def _ranked(home: Path) -> AsyncIterator[tuple[Client, ScriptedEngine, lis
     }
     try:
         async with ScriptedEngine(info={"kv_events": told}) as engine:
-            models = [{"name": "m", "tokenizer": "none"}]
-            async with gateway_for([engine], home, models=models) as client:
-                fleet = client.gateway.fleet
-                await client.until(
-                    lambda: (
-                        len(fleet.instances) == RANKS
-                        and all(instance.knowledge is Knowledge.COMPLETE for instance in fleet.instances.values())
-                    )
-                )
-                yield client, engine, publishers
+            yield engine, publishers
     finally:
         for publisher in publishers:
             publisher.close()
+
+
+@asynccontextmanager
+async def _gateway(home: Path, engine: ScriptedEngine) -> AsyncIterator[Client]:
+    async with gateway_for([engine], home, models=[{"name": "m", "tokenizer": "none"}]) as client:
+        instances = client.gateway.fleet.instances
+        await client.until(
+            lambda: len(instances) == RANKS and all(i.knowledge is Knowledge.COMPLETE for i in instances.values())
+        )
+        yield client
 
 
 def _holds(publisher: EventPublisher, tokens: list[int]) -> None:
@@ -83,7 +86,7 @@ async def _sent(client: Client, engine: ScriptedEngine, tokens: list[int]) -> tu
 
 
 async def test_a_request_goes_to_the_rank_that_holds_its_prefix(tmp_path: Path) -> None:
-    async with _ranked(tmp_path) as (client, engine, publishers):
+    async with _server() as (engine, publishers), _gateway(tmp_path, engine) as client:
         assert list(client.gateway.fleet.instances) == ["e0", "e0.dp1", "e0.dp2"]
         prompts = [[rank, *PROMPT] for rank in range(RANKS)]
         for publisher, prompt in zip(publishers, prompts, strict=True):
@@ -96,7 +99,7 @@ async def test_a_request_goes_to_the_rank_that_holds_its_prefix(tmp_path: Path) 
 
 
 async def test_ranks_go_and_come_with_their_server(tmp_path: Path) -> None:
-    async with _ranked(tmp_path) as (client, engine, publishers):
+    async with _server() as (engine, publishers), _gateway(tmp_path, engine) as client:
         _holds(publishers[1], PROMPT)
         await client.until(lambda: client.gateway.index.stats().blocks == 5)
         await engine.close()
@@ -108,3 +111,14 @@ async def test_ranks_go_and_come_with_their_server(tmp_path: Path) -> None:
         await client.until(lambda: client.gateway.index.stats().blocks == 5)
         assert len(fleet.instances) == RANKS
         assert (await _sent(client, engine, PROMPT))[:2] == ("e0.dp1", 5 * BLOCK)
+
+
+async def test_every_rank_is_known_again_by_the_next_gateway(tmp_path: Path) -> None:
+    async with _server() as (engine, publishers):
+        async with _gateway(tmp_path, engine) as client:
+            for number in range(5):
+                _holds(publishers[1], [number, *PROMPT])
+                await client.until(lambda count=number + 1: client.gateway.index.stats().blocks == 5 * count)  # type: ignore[misc]
+        async with _gateway(tmp_path, engine) as client:
+            for number in range(5):
+                assert (await _sent(client, engine, [number, *PROMPT]))[:2] == ("e0.dp1", 5 * BLOCK)

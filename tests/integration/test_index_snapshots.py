@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from gateway.snapshots import UNCLAIMED_S, IndexSnapshots
 from kvstore.block import routing_hashes, routing_seed
 from kvstore.events import BlocksRemoved
 from kvstore.page import Tier
 from radix_index.base import Knowledge
+from radix_index.index import RadixIndex
+from radix_index.snapshot import Snapshot
 from tests.gateways import Client, gateway_for
 from tests.publishing_engine import BLOCK, PublishingEngine
 from tests.scripted_engine import ScriptedEngine
@@ -171,6 +174,20 @@ async def test_an_instance_that_is_away_at_the_start_is_not_forgotten_by_the_nex
         await engine.engine.open()
         async with _gateway(tmp_path, engine, other) as client:
             await _until(client, [3] * 9 + [0] * 11)
+
+
+async def test_what_nobody_comes_for_is_forgotten(tmp_path: Path) -> None:
+    async with _engine() as engine, _gateway(tmp_path, engine) as client:
+        await _published(client, engine, PROMPTS[:2])
+    now = 1000.0
+    index = RadixIndex()
+    snapshots = IndexSnapshots(tmp_path / "index.snapshot", index, lambda: now)
+    await snapshots.restore({"e0"})
+    assert index.stats().blocks == 6
+    now += UNCLAIMED_S + 1
+    assert await snapshots.save(list)
+    assert index.instances() == {}
+    assert not Snapshot((tmp_path / "index.snapshot").read_bytes()).header.sources
 
 
 async def test_a_pool_is_kept_with_all_that_speak_of_it(tmp_path: Path) -> None:
