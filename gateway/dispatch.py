@@ -102,7 +102,9 @@ class Dispatcher:
         if prompt is None or size is None or not len(hashes):
             return None
         if chosen.predicted is not None:
-            expectation = chosen.predicted.expect(hashes, prompt.tokens, is_approximate=not prompt.is_exact)
+            # Chunks of text say how long the text is, in chunks; the ids that somebody counted beside it do not.
+            tokens = prompt.tokens if prompt.is_exact or not prompt.is_counted else len(hashes) * size + size // 2
+            expectation = chosen.predicted.expect(hashes, tokens, is_approximate=not prompt.is_exact)
             return watch_prediction(chosen.predicted, expectation)
         return watch_events(chosen.scores["events"], decision.predicted_hit_tokens, size) if decision.exact else None
 

@@ -55,6 +55,11 @@ class Feed:
         return Knowledge.STALE if self._is_unproved else self._resync.knowledge
 
     @property
+    def is_settling(self) -> bool:
+        """Whether a replay is under way that will tell soon what is known."""
+        return self._is_unproved or self._resync.asked is not None
+
+    @property
     def pool(self) -> str | None:
         """The pool that it speaks of besides its own tiers."""
         return self._fold.pool

@@ -128,7 +128,10 @@ class IndexSnapshots:
             await self.save(feeds)
 
     async def save(self, feeds: Callable[[], Sequence[Feed]]) -> bool:
-        """Write a snapshot unless nothing came since the last one; return whether the file is up to date."""
+        """Write a snapshot unless nothing came since the last one; return whether the file is up to date.
+
+        While a replay is under way none is written: it would forget a source of which the last one knows.
+        """
         async with self._writing:
             return await self._save(feeds)
 
@@ -137,6 +140,8 @@ class IndexSnapshots:
             for instance in list(self._unclaimed):
                 self.disown(instance)
         followed = list(feeds())
+        if any(feed.is_settling for feed in followed):
+            return False
         known = [(feed, state) for feed in followed if (state := feed.state()) is not None]
         doubtful = {feed.pool for feed in followed} - {state.pool for _, state in known}
         states = [*(state for _, state in known), *self._unclaimed.values()]

@@ -176,6 +176,21 @@ async def test_an_instance_that_is_away_at_the_start_is_not_forgotten_by_the_nex
             await _until(client, [3] * 9 + [0] * 11)
 
 
+async def test_a_source_that_is_being_proved_keeps_its_place_in_the_file(tmp_path: Path) -> None:
+    async with _engine() as engine:
+        async with _gateway(tmp_path, engine) as client:
+            await _published(client, engine, PROMPTS[:9])
+        path = tmp_path / "index.snapshot"
+        before = path.read_bytes()
+        async with _gateway(tmp_path, engine) as client:
+            (feed,) = client.gateway.fleet.feeds()
+            feed._is_unproved = True
+            assert not await client.gateway.snapshots.save(client.gateway.fleet.feeds)
+            assert path.read_bytes() == before
+            feed._is_unproved = False
+            assert await client.gateway.snapshots.save(client.gateway.fleet.feeds)
+
+
 async def test_what_nobody_comes_for_is_forgotten(tmp_path: Path) -> None:
     async with _engine() as engine, _gateway(tmp_path, engine) as client:
         await _published(client, engine, PROMPTS[:2])

@@ -41,7 +41,7 @@ class Steps:
 class Feed:
     """A source that has published so many batches."""
 
-    resets, pool = 0, None
+    resets, pool, is_settling = 0, None, False
 
     def __init__(self, batches: int) -> None:
         self.batches = batches
