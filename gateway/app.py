@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,10 @@ from aiohttp import web
 
 from billing.budgets import Budgets
 from billing.counters import LedgerCounters
+from billing.database import Place
 from billing.ledger import Ledger
+from billing.ledger_read import LedgerReader, RowFilter
+from billing.reports import Report
 from billing.shelf import PriceShelf
 from engine_adapter.embedded.launch import EmbeddedProcess
 from engine_adapter.wire_client import WireClient
@@ -209,6 +212,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
                 traces,
                 tenant_of=lambda request: _tenant_of(keys, request),
                 instances=lambda: [instance_row(instance) for instance in fleet.instances.values()],
+                report_of=lambda by, where: _report(place, by, where),
             )
         )
 
@@ -280,6 +284,12 @@ async def _listening(
             await front.close()
     finally:
         await runner.cleanup()
+
+
+def _report(place: Place, by: Sequence[str], where: RowFilter) -> Report:
+    """Read a report of the ledger, in whatever thread asks."""
+    with LedgerReader(place) as reader:
+        return reader.report(by, where)
 
 
 def _tenant_of(keys: KeyRing, request: web.Request) -> str | None:

@@ -11,6 +11,7 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gateway.console.assets import asset_href
+from gateway.console.costs import DIMENSIONS, WINDOWS, CostQuery, CostTotal
 from gateway.console.formats import count, share
 from gateway.console.instances import InstanceRow
 from gateway.console.scale import token_bar, token_counts
@@ -87,6 +88,17 @@ def request_page(record: RequestRecord) -> str:
 def instances_page(rows: Sequence[InstanceRow] | None) -> str:
     """The engines; ``None`` for a visitor who may not see them."""
     return _environment().get_template("instances.html").render(rows=rows)
+
+
+def cost_page(totals: Sequence[CostTotal], query: CostQuery) -> str:
+    """What was spent and saved: the ledger's sums."""
+    return _environment().get_template("cost.html").render(
+        totals=totals,
+        query=query,
+        dimensions=DIMENSIONS,
+        windows=WINDOWS,
+        downloads="/console/cost?" + urlencode({"by": query.by, "window": query.window}),
+    )  # fmt: skip
 
 
 def missing_page(what: str) -> str:

@@ -13,11 +13,15 @@ from typing import Final
 
 from aiohttp import web
 
+from billing.ledger_read import RowFilter
+from billing.reports import Report, build_report, render_csv, render_json
 from gateway.console.assets import assets
+from gateway.console.costs import CostQuery, ReportOf, cost_report, cost_totals
 from gateway.console.instances import InstanceRow
 from gateway.console.pages import (
     RunsQuery,
     choice_page,
+    cost_page,
     instances_page,
     missing_page,
     request_page,
@@ -42,6 +46,11 @@ _WINDOWS_NS: Final = {"1h": 3600 * 10**9, "24h": 24 * 3600 * 10**9, "7d": 7 * 24
 TenantOf = Callable[[web.Request], str | None]
 Clock = Callable[[], int]
 Instances = Callable[[], Sequence[InstanceRow]]
+_COST_FORMS: Final = {"csv": (render_csv, "text/csv"), "json": (render_json, "application/json")}
+
+
+def _no_report(by: Sequence[str], _where: RowFilter) -> Report:
+    return build_report((), by)
 
 
 def routes(
@@ -50,13 +59,18 @@ def routes(
     tenant_of: TenantOf | None = None,
     clock: Clock = time.time_ns,
     instances: Instances = tuple,
+    report_of: ReportOf = _no_report,
 ) -> list[web.RouteDef]:
-    """Everything under ``/console``, to be added to an application's router. ``instances``: those of this moment."""
-    console = _Console(trace_store, tenant_of or (lambda _request: None), clock, instances)
+    """Everything under ``/console``, to be added to an application's router.
+
+    ``instances``: those of this moment; ``report_of``: the ledger's report, called in a thread.
+    """
+    console = _Console(trace_store, tenant_of or (lambda _request: None), clock, instances, report_of)
     return [
         web.get("/console", console.runs),
         web.get("/console/", console.to_runs),
         web.get("/console/instances", console.instances),
+        web.get("/console/cost", console.cost),
         web.get("/console/runs/{run_id}", console.run),
         web.get("/console/runs/{run_id}/records.jsonl", console.run_records),
         web.get("/console/requests/{request_id}", console.request),
@@ -66,8 +80,11 @@ def routes(
 
 
 class _Console:
-    def __init__(self, store: TraceStore, tenant_of: TenantOf, clock: Clock, instances: Instances) -> None:
+    def __init__(
+        self, store: TraceStore, tenant_of: TenantOf, clock: Clock, instances: Instances, report_of: ReportOf
+    ) -> None:
         self._store, self._tenant_of, self._clock, self._instances = store, tenant_of, clock, instances
+        self._report_of = report_of
 
     async def runs(self, request: web.Request) -> web.Response:
         now_ns = self._clock()
@@ -101,6 +118,17 @@ class _Console:
     async def instances(self, request: web.Request) -> web.Response:
         is_allowed = self._tenant_of(request) is None
         return _page(instances_page(self._instances() if is_allowed else None), 200 if is_allowed else 403)
+
+    async def cost(self, request: web.Request) -> web.Response:
+        query = CostQuery.of(request.query.get("by", ""), request.query.get("window", ""), self._tenant_of(request))
+        now_ns, form = self._clock(), request.query.get("form")
+        if form in _COST_FORMS:
+            render, content_type = _COST_FORMS[form]
+            report = await asyncio.to_thread(cost_report, self._report_of, query, now_ns)
+            headers = HEADERS | {"Content-Disposition": f'attachment; filename="cost.{form}"'}
+            return web.Response(text=render(report), content_type=content_type, charset="utf-8", headers=headers)
+        totals = await asyncio.to_thread(cost_totals, self._report_of, query, now_ns)
+        return _page(cost_page(totals, query))
 
     async def run(self, request: web.Request) -> web.Response:
         page = _whole_number(request.query.get("page")) or 1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,14 +20,19 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
 
+from billing.ledger import Ledger
+from billing.ledger_read import LedgerReader, RowFilter
+from billing.reports import Report
+from gateway.cli import main
 from gateway.console.formats import count, money, share
 from gateway.console.routes import routes
 from tests.samples.agent_runs import RunShape, agent_run
-from tracing.record import RequestRecord
+from tracing.record import RequestRecord, Stamps
 from tracing.store import TraceStore, TraceStoreOptions
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
+DAY_NS = 86_400 * 10**9
 HOSTILE = "<img src=x onerror=\"document.title='broken'\">"
 
 pytestmark = [
@@ -46,7 +53,25 @@ def runs() -> list[list[RequestRecord]]:
 
 
 @pytest.fixture(scope="module")
-def address(runs: list[list[RequestRecord]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def ledger(runs: list[list[RequestRecord]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs' rows, a day apart, so that there is a trend."""
+    path = tmp_path_factory.mktemp("cost") / "ledger.sqlite3"
+    with Ledger(path) as opened:
+        for day, run in enumerate(runs):
+            for record in run:
+                opened.append(replace(record, stamps=later(record.stamps, day)))
+    return path
+
+
+def later(stamps: Stamps, days: int) -> Stamps:
+    shift = days * DAY_NS
+    names = ("arrived_ns", "routed_ns", "sent_ns", "first_token_ns", "last_token_ns", "closed_ns")
+    values = (getattr(stamps, name) for name in names)
+    return Stamps(*(None if value is None else value + shift for value in values))
+
+
+@pytest.fixture(scope="module")
+def address(runs: list[list[RequestRecord]], ledger: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     store = TraceStore(tmp_path_factory.mktemp("console") / "t.sqlite3", TraceStoreOptions(max_age_ns=None))
     for run in runs:
         for record in run:
@@ -56,9 +81,14 @@ def address(runs: list[list[RequestRecord]], tmp_path_factory: pytest.TempPathFa
     started: list[int] = []
     ready = threading.Event()
 
+    def report_of(by: Sequence[str], where: RowFilter) -> Report:
+        with LedgerReader(ledger) as reader:
+            return reader.report(by, where)
+
     async def start() -> web.AppRunner:
         app = web.Application()
-        app.add_routes(routes(store))
+        now_ns = max(record.stamps.closed_ns for run in runs for record in run) + len(runs) * DAY_NS
+        app.add_routes(routes(store, clock=lambda: now_ns, report_of=report_of))
         runner = web.AppRunner(app)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -190,7 +220,13 @@ def test_a_linked_step_is_unfolded_and_a_request_has_a_page(
 def test_nothing_is_wider_than_a_phone_and_both_schemes_are_there(
     browser: WebDriver, address: str, runs: list[list[RequestRecord]]
 ) -> None:
-    pages = ("/console", f"/console/runs/{runs[2][0].link.run_id}", f"/console/requests/{runs[2][5].request_id}")
+    pages = (
+        "/console",
+        "/console/cost",
+        "/console/cost?by=agent",
+        f"/console/runs/{runs[2][0].link.run_id}",
+        f"/console/requests/{runs[2][5].request_id}",
+    )
     colours: dict[str, set[str]] = {"light": set(), "dark": set()}
     for scheme, seen in colours.items():
         for width in (360, 820, 1360):
@@ -203,6 +239,38 @@ def test_nothing_is_wider_than_a_phone_and_both_schemes_are_there(
                 seen.add(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
     assert len(colours["light"]) == len(colours["dark"]) == 1
     assert colours["light"] != colours["dark"]
+    assert complaints(browser) == []
+
+
+def test_the_page_of_costs_has_the_numbers_of_the_command_line(
+    browser: WebDriver, address: str, ledger: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for width in (1360, 390):
+        emulate(browser, width, 900, "light")
+        browser.get(f"{address}/console/cost?by=agent&window=all")
+        assert main(["report", "--ledger", str(ledger), "--by", "agent", "--json"]) == 0
+        content = json.loads(capsys.readouterr().out)
+        rows = browser.find_elements(By.CSS_SELECTOR, "table.costs tbody tr")
+        assert len(rows) == len(content["groups"])
+        for row, group in zip(rows, content["groups"], strict=True):
+            assert group["agent"] in row.text
+            for name in ("amount_nano", "saved_nano"):
+                assert str(money(group[name], "USD")) in row.text
+            assert count(group["prompt_tokens"]) in row.text
+            assert share(group["hit_tokens"], group["prompt_tokens"]) in row.text
+        assert str(money(content["totals"][0]["amount_nano"], "USD")) in body(browser)
+    browser.find_element(By.CSS_SELECTOR, "select[name=window] option[value='30d']").click()
+    browser.find_element(By.CSS_SELECTOR, ".cost-filters button").click()
+    assert "window=30d" in browser.current_url
+    bars = browser.find_elements(By.CSS_SELECTOR, "svg.trend rect.c-cost")
+    assert main(["report", "--ledger", str(ledger), "--by", "day", "--json"]) == 0
+    days = json.loads(capsys.readouterr().out)["groups"]
+    assert len(bars) == len(days) > 1
+    heights, costs = [bar.rect["height"] for bar in bars], [day["amount_nano"] for day in days]
+    assert heights.index(max(heights)) == costs.index(max(costs))
+    title = browser.find_element(By.CSS_SELECTOR, "svg.trend title").get_attribute("textContent") or ""
+    assert title.startswith(days[0]["day"])
+    assert HOSTILE in body(browser)
     assert complaints(browser) == []
 
 
