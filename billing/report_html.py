@@ -15,11 +15,11 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align: right; white-space: nowrap }
-th.key, td.key { text-align: left; white-space: normal; overflow-wrap: anywhere }
+th.key, td.key { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 8rem }
 tr.total { font-weight: 600 }
 svg { width: 100%; height: auto } svg text { fill: currentColor; font-size: 12px }
 .cost, .c-cost { fill: var(--cost) } .saved, .c-save { fill: var(--saved) }
-.trend { max-width: 52rem } .c-hover { fill: transparent } .c-floor { stroke: var(--line) }
+.trend { max-width: 40rem } .c-hover { fill: transparent } .c-floor { stroke: var(--line) }
 polyline.c-rate { fill: none; stroke: var(--rate); stroke-width: 1.5 } circle.c-rate { fill: var(--rate) }
 figure { margin: 1rem 0; overflow-x: auto } .wide { overflow-x: auto }
 @media (prefers-color-scheme: dark) { :root { --cost: #e0875a; --saved: #63b58d; --rate: #8fbbe4 } }
