@@ -142,8 +142,9 @@ class IndexSnapshots:
         followed = list(feeds())
         if any(feed.is_settling for feed in followed):
             return False
-        known = [(feed, state) for feed in followed if (state := feed.state()) is not None]
-        doubtful = {feed.pool for feed in followed} - {state.pool for _, state in known}
+        pairs = [(feed, feed.state()) for feed in followed]
+        known = [(feed, state) for feed, state in pairs if state is not None]
+        doubtful = {feed.pool for feed, state in pairs if state is None} - {None}
         states = [*(state for _, state in known), *self._unclaimed.values()]
         states = [_without_pool(state) if state.pool in doubtful else state for state in states]
         reached = [(state.instance, state.next_sequence) for state in states]
@@ -161,6 +162,8 @@ class IndexSnapshots:
         except OSError as error:
             self._fail(error)
             return False
+        finally:
+            await asyncio.to_thread(_discard, fresh)
         self._saved = reached
         self.stats.written += 1
         self.stats.bytes = written
@@ -177,11 +180,11 @@ class IndexSnapshots:
             if len(part):
                 pieces.append(writer.part(part))
                 waiting += len(pieces[-1])
+            if written + waiting > options.byte_limit:
+                raise OSError(f"it would be longer than {options.byte_limit} bytes")
             if waiting >= _WRITE_BYTES:
                 written += await asyncio.to_thread(file.write, b"".join(pieces))
                 pieces, waiting = [], 0
-                if written > options.byte_limit:
-                    raise OSError(f"it would be longer than {options.byte_limit} bytes")
             else:
                 await asyncio.sleep(0)
         pieces.append(writer.end())
@@ -200,6 +203,14 @@ def _without_pool(state: SourceState) -> SourceState:
 
 def _create(path: Path) -> BinaryIO:
     return path.open("wb")
+
+
+def _discard(path: Path) -> None:
+    """Remove what did not take the old one's place, if it can be removed; the next one overwrites it."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        pass
 
 
 def _replace(file: BinaryIO, fresh: Path, path: Path) -> None:

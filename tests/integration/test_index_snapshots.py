@@ -6,10 +6,11 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gateway.snapshots import UNCLAIMED_S, IndexSnapshots
+from gateway.snapshots import UNCLAIMED_S, IndexSnapshots, SnapshotOptions
 from kvstore.block import routing_hashes, routing_seed
 from kvstore.events import BlocksRemoved
 from kvstore.page import Tier
@@ -191,6 +192,25 @@ async def test_a_source_that_is_being_proved_keeps_its_place_in_the_file(tmp_pat
             assert await client.gateway.snapshots.save(client.gateway.fleet.feeds)
 
 
+async def test_one_that_would_be_too_long_or_has_no_room_leaves_the_old_one_and_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with _engine() as engine, _gateway(tmp_path, engine) as client:
+        await _published(client, engine, PROMPTS[:2])
+        feeds, index = client.gateway.fleet.feeds, client.gateway.index
+        assert await client.gateway.snapshots.save(feeds)
+        path = tmp_path / "index.snapshot"
+        before = path.read_bytes()
+        short = IndexSnapshots(path, index, lambda: 1.0, SnapshotOptions(byte_limit=100))
+        nowhere = IndexSnapshots(tmp_path / "none" / "index.snapshot", index, lambda: 1.0)
+        for snapshots in (short, nowhere):
+            assert not await snapshots.save(feeds)
+            assert not await snapshots.save(feeds)
+            assert snapshots.stats.failed == 2
+        assert path.read_bytes() == before
+        assert len([r for r in caplog.records if r.name == "gateway.snapshots" and r.levelname == "WARNING"]) == 2
+
+
 async def test_what_nobody_comes_for_is_forgotten(tmp_path: Path) -> None:
     async with _engine() as engine, _gateway(tmp_path, engine) as client:
         await _published(client, engine, PROMPTS[:2])
@@ -215,6 +235,26 @@ async def test_a_pool_is_kept_with_all_that_speak_of_it(tmp_path: Path) -> None:
         async with _gateway(tmp_path, engine, other) as client:
             await _until(client, [1] + [3] * 8 + [0] * 11)
             assert _held(client, "e1") == _held(client)
+
+
+class InDoubt:
+    """A feed that shares a pool and of which nothing is known for now."""
+
+    resets, pool, is_settling = 0, "p", False
+
+    def state(self) -> None:
+        return None
+
+
+async def test_a_pool_is_left_out_while_one_that_speaks_of_it_is_in_doubt(tmp_path: Path) -> None:
+    async with _engine("p") as engine, _gateway(tmp_path, engine) as client:
+        await _published(client, engine, PROMPTS[:2], Tier.POOL)
+        feeds: list[Any] = [*client.gateway.fleet.feeds(), InDoubt()]
+        assert await client.gateway.snapshots.save(lambda: feeds)
+        snapshot = Snapshot((tmp_path / "index.snapshot").read_bytes())
+        (state,) = snapshot.header.sources
+        assert (state.keeps_pool, state.knowledge) == (False, "partial")
+        assert len(snapshot) == 0
 
 
 async def test_a_snapshot_is_void_when_a_source_was_forgotten_while_it_was_written(tmp_path: Path) -> None:
