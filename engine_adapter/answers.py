@@ -151,7 +151,7 @@ def _text_of(content: object) -> str | None:
         return content or ""
     if isinstance(content, list) and len(content) == 1 and isinstance(part := content[0], Mapping):
         text = part.get("text")
-        return text if part.get("type") in _TEXT_PARTS and isinstance(text, str) else None
+        return text if str(part.get("type")) in _TEXT_PARTS and isinstance(text, str) else None
     return "" if content == [] else None
 
 

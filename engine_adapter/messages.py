@@ -91,7 +91,7 @@ def up_to_tag(text: str, tag: str) -> str:
 def _check_message(message: Mapping[str, object], where: str, joins_parts: bool) -> dict[str, object]:
     if not isinstance(message, Mapping):
         raise PromptError(f"{where} must be an object")
-    if message.get("role") not in ROLES:
+    if str(message.get("role")) not in ROLES:  # whatever JSON holds
         raise PromptError(f"{where}.role must be one of {', '.join(sorted(ROLES))}")
     checked = dict(message)
     content = message.get("content")
@@ -118,7 +118,7 @@ def _part_text(part: object, where: str) -> str:
         raise PromptError(f"{where} must be an object")
     if part.get("type") == "refusal" and isinstance(refusal := part.get("refusal"), str):
         return refusal
-    if part.get("type") not in _TEXT_PARTS:
+    if str(part.get("type")) not in _TEXT_PARTS:
         raise PromptError(f"{where}: a part of type {part.get('type')!r} needs a model that reads more than text")
     if not isinstance(text := part.get("text"), str):
         raise PromptError(f"{where}.text must be a string")

@@ -12,8 +12,8 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine_adapter.base import OPENAI_ENDPOINTS, Merge
 from engine_adapter.base import Ask as EngineAsk
-from engine_adapter.base import Merge
 from engine_adapter.errors import AnswerTooLong, ConnectFailed, UpstreamBroken
 from engine_adapter.http import UpstreamClient, UpstreamResponse
 from gateway.dispatch import Route
@@ -68,6 +68,8 @@ class Attempter:
         """
         instance, adapter = route.instance, route.instance.spec.adapter
         is_native = _goes_natively(ask, instance, salt)
+        if is_native and ask.endpoint not in OPENAI_ENDPOINTS:
+            draft.counts_checked = False  # what prompt it makes of the request is its own affair
         sent = ask.native if is_native and ask.native is not None else ask.translated
         prompt = draft.prompt if draft.prompt is not None and not (is_native and ask.endpoint != "chat") else None
         prepared = adapter.prepare(

@@ -25,6 +25,7 @@ from gateway.errors import (
 from gateway.front import FrontReply, Handle, Headers
 from gateway.identity import Caller, KeyRing
 from gateway.models import ModelDirectory
+from gateway.openapi.document import document
 from gateway.pipeline import Arrival, Pipeline
 from gateway.protocols.anthropic.errors import error_body as anthropic_error_body
 from gateway.protocols.anthropic.protocol import MESSAGES
@@ -135,7 +136,7 @@ class Edge:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes, each at all of ``paths.ROOTS``."""
-        found = []
+        found = [web.get("/openapi.json", self._document)]
         for root in paths.ROOTS:
             for path, protocol in self._protocols.items():
                 found.append(web.post(f"{root}{path}", self._completion(protocol)))
@@ -205,6 +206,9 @@ class Edge:
             raise BadRequest("the body did not arrive in time", code="body_timeout") from None
         except web.RequestPayloadError:
             raise BadRequest("the body could not be read", code="body_broken") from None
+
+    async def _document(self, request: web.Request) -> web.Response:
+        return web.Response(body=document(), content_type="application/json")
 
     async def _list_models(self, request: web.Request) -> web.Response:
         caller = self._keys.authenticate(request.headers)

@@ -34,7 +34,7 @@ from gateway.identity import Caller, KeyRing, effective_salt
 from gateway.marks import prefix_marks
 from gateway.models import ModelDirectory
 from gateway.prompts import PromptBook
-from gateway.protocols.base import Ask, EndpointProtocol, Sent, scan_body
+from gateway.protocols.base import Ask, EndpointProtocol, Sent, model_of, scan_body
 from gateway.recorder import Recorder
 from gateway.relay import ClientGone, Reply
 from gateway.sessions import session_of
@@ -180,17 +180,20 @@ class Pipeline:
     async def _admit(self, arrival: Arrival, draft: Draft) -> Admitted:
         caller = self._keys.authenticate(arrival.headers)
         draft.identity, draft.is_admitted = caller.identity, True
-        ask, words = await self._read(arrival.protocol, await arrival.read_body(), caller)
-        draft.model, draft.stream, draft.salted = ask.model, ask.stream, ask.cache_salt is not None
-        model = self._models.resolve(ask.model, caller)
+        body = await arrival.read_body()
+        sent = await asyncio.to_thread(scan_body, body) if len(body) > LONG_BODY_BYTES else scan_body(body)
+        draft.model = model_of(sent.form.values)
+        model = self._models.resolve(draft.model, caller)
         draft.served_model, draft.counts_checked = model, self._models.options(model).counts_checked
+        ask, words = await self._read(arrival.protocol, sent, caller)
+        draft.stream, draft.salted = ask.stream, ask.cache_salt is not None
         return Admitted(ask, words, caller, model, effective_salt(caller, ask.cache_salt))
 
-    async def _read(self, protocol: EndpointProtocol, body: bytes, caller: Caller) -> tuple[Ask, Words]:
-        is_long = len(body) > LONG_BODY_BYTES
-        sent = await asyncio.to_thread(scan_body, body) if is_long else scan_body(body)
+    async def _read(self, protocol: EndpointProtocol, sent: Sent, caller: Caller) -> tuple[Ask, Words]:
         past = await protocol.past(sent.form, caller.identity.tenant)
-        return await asyncio.to_thread(_read, protocol, sent, past) if is_long else _read(protocol, sent, past)
+        if len(sent.body) > LONG_BODY_BYTES or past is not None:
+            return await asyncio.to_thread(_read, protocol, sent, past)
+        return _read(protocol, sent, past)
 
     def _link(self, admitted: Admitted, headers: Mapping[str, str], draft: Draft) -> None:
         words = admitted.words

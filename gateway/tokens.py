@@ -21,6 +21,7 @@ from gateway.models import ModelDirectory
 from gateway.prompts import PromptBook
 from gateway.protocols.anthropic.protocol import MESSAGES
 from gateway.protocols.base import Sent, model_of, objects, scan_body
+from gateway.protocols.dialog import Reading
 from gateway.protocols.openai_errors import engine_words
 
 Json = dict[str, object]
@@ -42,19 +43,21 @@ class Tokens:
         sent = scan_body(body)
         values = sent.form.values
         prompt, messages = values.get("prompt"), objects(values.get("messages"))
-        if (prompt is None) == (messages is None) or not isinstance(prompt, str | None):
+        if ("prompt" in values) == ("messages" in values) or not (isinstance(prompt, str) or messages is not None):
             raise BadRequest("send either a prompt (a string) or messages", param="prompt")
         model = self._models.resolve(model_of(values), caller)
-        strings = values.get("return_token_strs") is True
+        asked = Reading(values)
+        strings, specials = asked.flag("return_token_strs"), asked.flag("add_special_tokens")
+        prompts, tools = asked.flag("add_generation_prompt"), [tool.values for tool in asked.objects("tools")]
 
         def encode(encoder: PromptEncoder) -> Json:
             if messages is not None:
                 ids = encoder.encode_chat(
                     messages,
-                    objects(values.get("tools")),
-                    add_generation_prompt=values.get("add_generation_prompt") is not False,
+                    tools,
+                    add_generation_prompt=prompts is not False,
                 )
-            elif values.get("add_special_tokens") is False:
+            elif specials is False:
                 ids = encoder.tokenizer.encode(prompt, add_special_tokens=False).ids
             else:
                 ids = encoder.encode_text(prompt or "")
@@ -68,15 +71,17 @@ class Tokens:
         sent = scan_body(body)
         values = sent.form.values
         ids = values.get("tokens")
-        if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < 1 << 31 for i in ids):
+        if not isinstance(ids, list) or not all(type(i) is int or (type(i) is float and i == i // 1) for i in ids):
             raise BadRequest("'tokens' must be a list of token ids", param="tokens")
-        model = self._models.resolve(model_of(values), caller)
+        ids = [int(i) for i in ids]
+        if not all(0 <= i < 1 << 31 for i in ids):
+            raise BadRequest("a token id must be at least 0 and below 2^31", param="tokens")
+        model, skips = self._models.resolve(model_of(values), caller), Reading(values).flag("skip_special_tokens")
 
         def decode(encoder: PromptEncoder) -> Json:
             if any(i >= encoder.vocab_size for i in ids):
                 raise PromptError(f"the model has {encoder.vocab_size} tokens", param="tokens")
-            skips = values.get("skip_special_tokens") is True
-            text: str = encoder.tokenizer.decode(ids, skip_special_tokens=skips)
+            text: str = encoder.tokenizer.decode(ids, skip_special_tokens=skips is True)
             return {"text": text, "prompt": text}
 
         return await self._ours(model, decode) or await self._engines(model, "/detokenize", sent)

@@ -132,9 +132,11 @@ def _content(content: object) -> list[object]:
     for part in content:
         if not isinstance(part, Mapping):
             parts.append(part)
-        elif part.get("type") in _TEXT_PARTS:
+            continue
+        kind = str(part.get("type"))  # whatever JSON holds
+        if kind in _TEXT_PARTS:
             parts += _content(part.get("text"))
-        elif part.get("type") not in _REASONING_PARTS:
+        elif kind not in _REASONING_PARTS:
             kept = {name: value for name, value in part.items() if name not in ("cache_control", "content")}
             parts.append([kept, _content(part.get("content"))])
     return parts

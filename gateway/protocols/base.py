@@ -128,7 +128,7 @@ class EndpointProtocol(Protocol):
         """Where engines that speak it have it."""
 
     async def past(self, form: Form, tenant: str) -> object:
-        """Return what the gateway keeps that the request refers to. Raises ``BadRequest``, ``NotFound``."""
+        """Return what the gateway keeps that the request refers to, ``None`` for nothing. Raises ``BadRequest``."""
 
     def read(self, sent: Sent, past: object) -> Ask:
         """Read a request. Pure, any thread. Raises ``BadRequest`` for what the gateway cannot work with."""

@@ -189,6 +189,8 @@ class Reading:
         value = self.values.get(name)
         if value is None:
             return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.wrong(name, "must be a whole number of at least 1")
         return value

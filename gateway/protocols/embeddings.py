@@ -76,8 +76,8 @@ class Embeddings:
     def read(self, sent: Sent, past: object = None) -> Ask:
         """Read a request. Raises ``BadRequest``."""
         values = sent.form.values
-        if values.get("input") is None:
-            raise BadRequest("you must provide an input", param="input")
+        if not isinstance(values.get("input"), str | list):
+            raise BadRequest("you must provide an input: a string or a list", param="input")
         if stream_of(values):
             raise BadRequest("embeddings cannot be streamed", param="stream")
         return Ask(

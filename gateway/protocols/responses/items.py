@@ -22,6 +22,8 @@ def turns_of(items: Sequence[Json], where: str = "input") -> Iterator[Turn]:
 def input_items(values: Json) -> list[dict[str, object]]:
     """Return a request's input as items; a bare text is a user's message."""
     given = values.get("input")
+    if given is None and values.get("previous_response_id") is None:
+        raise Reading(values).wrong("input", "Field required")
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     return [dict(item.values) for item in Reading(values).objects("input")]
@@ -80,6 +82,8 @@ def _own_words(item: Reading) -> Iterator[str]:
     if isinstance(content, str):
         yield content
         return
+    if content is None:
+        raise item.wrong("content", "Field required")
     for part in item.objects("content"):
         kind = part.text("type")
         if kind not in ("output_text", "refusal", "input_text", "text"):

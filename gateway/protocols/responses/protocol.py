@@ -55,14 +55,14 @@ class Responses:
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
 
-    async def past(self, form: Form, tenant: str) -> Past:
-        """Return what the request refers to. Raises ``BadRequest`` for what is not kept for this tenant."""
+    async def past(self, form: Form, tenant: str) -> Past | None:
+        """Return what the request refers to, if anything. Raises ``BadRequest`` for what is not this tenant's."""
         values = form.values
         named = references(input_items(values))
         referred = await self._store.items(tenant, named) if named else None
         previous = values.get("previous_response_id")
         if previous is None:
-            return Past(referred=referred)
+            return None if referred is None else Past(referred=referred)
         chain = await self._store.chain(tenant, previous) if isinstance(previous, str) else None
         if chain is None:
             raise BadRequest(
