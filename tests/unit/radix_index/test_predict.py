@@ -92,3 +92,52 @@ def test_arrays_of_hashes_are_taken_and_the_statistics_say_how_far_off() -> None
     predicted.answered(predicted.expect(hashes, 40), 10)
     assert predicted.stats.error_tokens == 2 * BLOCK - 10
     assert predicted.stats.exact_share == 0.5
+
+
+def test_an_answer_leaves_a_tail_that_the_next_step_is_expected_to_find() -> None:
+    predicted, index = residency(capacity_blocks=16, limit_blocks=32)
+    first = predicted.expect([1, 2], 2 * BLOCK + 5)
+    predicted.answered(first, 0, output_tokens=2 * BLOCK)  # 5 + 32 - 1 tokens lie behind the two full blocks
+    following = predicted.expect([1, 2, 3, 4, 5, 6], 6 * BLOCK + 1)
+    assert (following.blocks, following.tail_blocks) == (2, 2)
+    assert held(index, [1, 2, 3, 4, 5, 6]) == 2  # what is not named is not claimed
+    predicted.answered(following, 4 * BLOCK)
+    assert predicted.stats.exact_share == 1.0
+    assert predicted.capacity_blocks == 16
+    again = predicted.expect([1, 2, 30, 40], 4 * BLOCK + 1)
+    assert again.tail_blocks == 0  # its blocks have names by now
+
+
+def test_a_tail_that_is_not_found_is_an_error_and_no_eviction() -> None:
+    predicted, index = residency(capacity_blocks=16, limit_blocks=32)
+    predicted.answered(predicted.expect([1, 2], 2 * BLOCK + 5), 0, output_tokens=2 * BLOCK)
+    predicted.answered(predicted.expect([1, 2, 9, 10], 4 * BLOCK + 1), 2 * BLOCK)
+    assert (predicted.stats.exact, predicted.stats.error_tokens) == (1, 2 * BLOCK)
+    assert predicted.capacity_blocks == 16
+    assert held(index, [1, 2, 9, 10]) == 4
+
+
+def test_a_tail_goes_with_the_block_that_it_hangs_on() -> None:
+    predicted, _ = residency(capacity_blocks=4, limit_blocks=8)
+    predicted.answered(predicted.expect([1, 2], 2 * BLOCK + 5), 0, output_tokens=4 * BLOCK)
+    predicted.answered(predicted.expect([5, 6, 7, 8], 4 * BLOCK + 1), 0)
+    predicted.check()
+    assert predicted.tail_blocks([1, 2, 3], 2) == 0
+
+
+def test_text_is_scaled_scored_apart_and_believed_with_a_margin() -> None:
+    predicted, index = residency(capacity_blocks=16, limit_blocks=32)
+    chunks = list(range(1, 13))
+    first = predicted.expect(chunks, 12 * BLOCK + 1, is_approximate=True)
+    predicted.answered(first, 0, prompt_tokens=270)  # it has more and shorter tokens than was assumed
+    second = predicted.expect(chunks, 12 * BLOCK + 1, is_approximate=True)
+    predicted.answered(second, 256, prompt_tokens=270)
+    assert predicted.stats.answers == 0
+    assert predicted.approximate_stats.exact_share == 1.0
+    third = predicted.expect(chunks, 12 * BLOCK + 1, is_approximate=True)
+    predicted.answered(third, 200, prompt_tokens=270)  # three chunks fewer prove nothing
+    assert held(index, chunks) == 12
+    assert predicted.approximate_stats.exact == 2
+    fourth = predicted.expect(chunks, 12 * BLOCK + 1, is_approximate=True)
+    predicted.answered(fourth, 0, prompt_tokens=270)  # none at all does
+    assert predicted.capacity_blocks < 16
