@@ -26,6 +26,24 @@ ENGINE_COUNTERS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+#: Counters of hits by where they came from: the sample, its label, and which tiers of ours each value is.
+TIER_COUNTERS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
+    ("sglang:cached_tokens_total", "cache_source", {"device": "device", "host": "host", "storage": "storage"}),
+    (
+        "vllm:prompt_tokens_cached_by_source_total",
+        "source",
+        {
+            "device": "device",
+            "host": "host",
+            "disk": "storage",
+            "p2p": "storage",
+            "external_unspecified": "storage",
+        },
+    ),
+)
+TIER_HITS = ("device hits", "host hits", "storage hits")
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One compared number. ``theirs`` is ``None`` where they say nothing of it."""
@@ -49,10 +67,13 @@ class Line:
 def engine_counts(exposition: str) -> dict[str, int]:
     """Read an engine's counters from its ``/metrics``, summed over their labels. Raises ``ReconcileError``."""
     samples: dict[str, Decimal] = {}
+    by_tier: dict[str, int] = {}
     try:
         for family in text_string_to_metric_families(exposition):
             for sample in family.samples:
                 samples[sample.name] = samples.get(sample.name, Decimal(0)) + Decimal(sample.value)
+                for tier in _tiers_of(sample.name, sample.labels):
+                    by_tier[tier] = by_tier.get(tier, 0) + int(sample.value)
     except ValueError as error:
         raise ReconcileError(f"this is no Prometheus exposition: {error}") from error
     found = {}
@@ -62,11 +83,19 @@ def engine_counts(exposition: str) -> dict[str, int]:
             found[what] = int(samples[name])
     if not found:
         raise ReconcileError("none of the counters of SGLang or vLLM is in it")
+    if sum(by_tier.values()) == found.get("hit_tokens"):  # else some hits are counted without their tier
+        found |= {name: by_tier.get(name.removesuffix(" hits"), 0) for name in TIER_HITS}
     return found
 
 
+def _tiers_of(sample: str, labels: Mapping[str, str]) -> list[str]:
+    return [
+        tiers[labels[label]] for name, label, tiers in TIER_COUNTERS if name == sample and labels.get(label) in tiers
+    ]
+
+
 def with_engine(sums: Sums, before: Mapping[str, int], after: Mapping[str, int]) -> list[Line]:
-    """Compare what an instance's rows of a time say with what its counters rose by in it.
+    """Compare what an instance's rows of a time say with what its counters rose by in it, by tier where both say so.
 
     Raises ``ReconcileError`` when a counter fell: the engine was restarted in between.
     """
@@ -76,6 +105,9 @@ def with_engine(sums: Sums, before: Mapping[str, int], after: Mapping[str, int])
         "hit_tokens": sums.hit_tokens,
         "output_tokens": sums.output_tokens,
     }
+    if TIER_HITS[0] in after and not sums.hit_unknown_tokens:
+        storage = sums.hit_disk_tokens + sums.hit_pool_tokens
+        ours |= dict(zip(TIER_HITS, (sums.hit_device_tokens, sums.hit_host_tokens, storage), strict=True))
     lines = []
     for what, count in ours.items():
         rise = after[what] - before.get(what, 0) if what in after else None

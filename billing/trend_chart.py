@@ -13,7 +13,7 @@ from billing.reports import Group, format_money
 
 #: Buckets drawn; of more the last ones are, and the caption says so.
 MAX_BUCKETS = 120
-_LEFT, _RIGHT, _TOP, _HEIGHT, _WIDTH = 8, 44, 26, 150, 560
+_LEFT, _RIGHT, _TOP, _HEIGHT, _WIDTH = 8, 56, 26, 150, 560
 
 
 def trend_svg(groups: Sequence[Group], currency: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from billing.errors import BillingError, ReconcileError
 from billing.ledger_read import LedgerReader, RowFilter
 from billing.reconcile import InvoiceColumns, Line, engine_counts, read_invoice, render, with_engine, with_invoice
+from billing.reconcile_counts import compare_counts, render_counts
 from billing.reports import Sums
 from gateway.commands.report import add_ledger_arguments, ledger_place, parse_moment
 from gateway.errors import SettingsError
@@ -30,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default = getattr(InvoiceColumns(), name)
         option = f"--{name.replace('_', '-')}-column"
         invoice.add_argument(option, default=default, metavar="NAME", help=f"default: {default or 'not compared'}")
-    for action in (engine, invoice):
+    counts = actions.add_parser("counts", help="the gateway's own prompt counts with the engines', and all alarms")
+    for action in (engine, invoice, counts):
         add_ledger_arguments(action)
         action.add_argument("--since", metavar="TIME", help="the period, as for keepwarm report")
         action.add_argument("--until", metavar="TIME")
@@ -41,6 +43,11 @@ def run(args: argparse.Namespace) -> int:
     """Compare; return the exit status: 0 when all that both say agrees."""
     try:
         tolerance = Decimal(args.tolerance)
+        if args.action == "counts":
+            with LedgerReader(ledger_place(args)) as reader:
+                found = compare_counts(reader.rows(_period(args)))
+            print(render_counts(found), end="")
+            return 0 if all(sums.agrees for sums in found.values()) else 1
         lines = _engine(args) if args.action == "engine" else _invoice(args)
         print(render(lines, tolerance))
         return 0 if all(line.theirs is None or line.agrees(tolerance) for line in lines) else 1

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from billing.allowances import period_of
 from billing.corrections import correct
+from billing.credits import LOST_HITS, Grant, GrantKey, credit_rows, place_of
 from billing.ledger import Ledger
 from billing.ledger_read import LedgerReader
 from billing.meter import charge
 from billing.periods import post
 from billing.prices import PriceBook
+from billing.row import LedgerRow
 from billing.settlement import settle
 from tests.samples.billed import START_NS, altered, billed, died_in_flight, unpriced
 from tracing.record import RequestRecord, Usage, UsageSource
@@ -94,6 +97,14 @@ def fill(path: Path, count: int = 60) -> None:
     post(path, [row for row in rows if row is not None])
     for month in ("2026-09", "2026-10"):
         settle(path, month, START_NS + 60 * 86_400 * 10**9)
+    give_back(path, chosen[1][0])
+
+
+def give_back(path: Path, row: LedgerRow) -> None:
+    """Post a credit for hits that were lost."""
+    month, end_ns = period_of(row.posted_ns, "month")
+    key = GrantKey(LOST_HITS, f"{LOST_HITS} eviction", month, end_ns, place_of(row))
+    post(path, credit_rows({key: Grant(512, 46_080)}, {}, START_NS + 60 * 86_400 * 10**9))
 
 
 if __name__ == "__main__":

@@ -53,7 +53,9 @@ def test_the_lines_come_to_the_rows_exactly(
 
 
 def test_every_kind_of_line_is_there(lines: list[dict[str, str]]) -> None:
-    assert {line["x_TokenClass"] for line in lines} >= {"fresh", "hit_device", "write_5m", "reasoning", "request"}
+    assert {line["x_TokenClass"] for line in lines} >= {
+        "fresh", "hit_device", "write_5m", "reasoning", "request", "allowance", "lost_hits",
+    }  # fmt: skip
     assert {line["ChargeClass"] for line in lines} == {"", "Correction"}
     assert {line["ChargeCategory"] for line in lines} == {"Usage", "Adjustment", "Credit"}
     assert any("window peak" in line["SkuPriceId"] for line in lines)

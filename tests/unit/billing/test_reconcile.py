@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from billing.prices import PriceBook
 from billing.reconcile import InvoiceColumns, engine_counts, read_invoice, with_engine
 from billing.reports import Sums
 from gateway.commands import reconcile
-from tests.samples.billed import many
+from tests.samples.billed import billed, died_in_flight, many
+from tracing.record import Attempt, HitSource, Usage, UsageSource
 
 RECORDS = many(20)
 ENGINE_1 = [record for record in RECORDS if record.instance == "engine-1"]
@@ -83,6 +85,86 @@ def test_an_engines_counters(
     assert f"{off} of 4 differ" in said
     assert ("differs by +1" in said) == bool(off)
     assert run(*words, "--tolerance", "0.01") == 0
+
+
+CAPTURES = Path(__file__).parents[2] / "captures"
+
+
+def test_a_real_sglangs_counters_agree_with_the_requests_that_made_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recording's 15 requests, as rows: the same sums, hits by tier included; then one token more on the host."""
+    counts = engine_counts((CAPTURES / "sglang_metrics_hicache_0.5.23.txt").read_text())
+    assert counts == {
+        "requests": 15, "prompt_tokens": 5341, "hit_tokens": 1008, "output_tokens": 47,
+        "device hits": 368, "host hits": 320, "storage hits": 320,
+    }  # fmt: skip
+    tiers = [(368, 0, 0), (0, 320, 0), (0, 0, 320)] + [(0, 0, 0)] * 12
+    path, book = tmp_path / "ledger.sqlite3", PriceBook.default()
+    with Ledger(path) as opened:
+        for number, (device, host, disk) in enumerate(tiers):
+            usage = Usage(
+                fresh_tokens=(5341 - 1008) // 15 + (number < (5341 - 1008) % 15),
+                hit_device_tokens=device, hit_host_tokens=host, hit_disk_tokens=disk,
+                output_tokens=47 // 15 + (number < 47 % 15), source=UsageSource.ENGINE, hit_source=HitSource.REPORTED,
+            )  # fmt: skip
+            opened.append(replace(billed(number, book, usage=usage), attempts=(Attempt("sgl", 0, 1, 200),)))
+    after = str(CAPTURES / "sglang_metrics_hicache_0.5.23.txt")
+    words = ("engine", "--ledger", str(path), "--instance", "sgl", "--after", after)
+    assert run(*words) == 0
+    assert "0 of 7 differ" in capsys.readouterr().out
+    wrong = tmp_path / "after"
+    host = 'cache_source="host",engine_type="unified",model_name="tiny"} 32'
+    wrong.write_text(Path(after).read_text().replace(f"{host}0", f"{host}1"))
+    assert run(*words[:-1], str(wrong)) == 1
+    said = capsys.readouterr().out
+    assert "host hits" in said
+    assert "differs by +1" in said
+
+
+def test_a_real_sglang_without_lower_tiers() -> None:
+    counts = engine_counts((CAPTURES / "sglang_metrics_0.5.23.txt").read_text())
+    assert (counts["requests"], counts["prompt_tokens"], counts["hit_tokens"]) == (5, 365, 80)
+    assert (counts["device hits"], counts["host hits"]) == (80, 0)
+
+
+def test_vllms_hits_by_source_and_hits_without_one() -> None:
+    text = """
+# TYPE vllm:prompt_tokens_cached counter
+vllm:prompt_tokens_cached_total 100
+# TYPE vllm:prompt_tokens_cached_by_source counter
+vllm:prompt_tokens_cached_by_source_total{source="device"} 60
+vllm:prompt_tokens_cached_by_source_total{source="host"} 30
+vllm:prompt_tokens_cached_by_source_total{source="disk"} 4
+vllm:prompt_tokens_cached_by_source_total{source="p2p"} 6
+"""
+    counts = engine_counts(text)
+    assert (counts["device hits"], counts["host hits"], counts["storage hits"]) == (60, 30, 10)
+    assert "device hits" not in engine_counts(text.replace("cached_total 100", "cached_total 101"))
+    sums = Sums(hit_device_tokens=60, hit_host_tokens=30, hit_pool_tokens=10)
+    assert all(line.agrees(Decimal(0)) for line in with_engine(sums, {}, counts) if "hits" in line.what)
+    untold = Sums(hit_unknown_tokens=100)
+    assert not any("hits" in line.what for line in with_engine(untold, {}, counts))
+
+
+def test_the_gateways_counts_beside_the_engines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, book = tmp_path / "ledger.sqlite3", PriceBook.default()
+    agreeing = [replace(record, gateway_prompt_tokens=record.usage.prompt_tokens) for record in RECORDS[:6]]
+    with Ledger(path) as opened:
+        for record in agreeing:
+            opened.append(record)
+    assert run("counts", "--ledger", str(path)) == 0
+    off = replace(billed(50, book), gateway_prompt_tokens=billed(50, book).usage.prompt_tokens + 7)
+    clamped = replace(billed(51, book), usage_problems=("hits_exceed_prompt: 9 hits in a prompt of 8",))
+    with Ledger(path) as opened:
+        for record in (off, clamped, died_in_flight(52, book)):
+            opened.append(record)
+    capsys.readouterr()
+    assert run("counts", "--ledger", str(path)) == 1
+    said = capsys.readouterr().out
+    assert "req-50" in said
+    assert "hits_exceed_prompt 1" in said
+    assert "those without counts" in said
 
 
 def test_an_engine_that_was_restarted_is_told() -> None:
