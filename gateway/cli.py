@@ -20,6 +20,7 @@ COMMANDS = {
     "ledger": "verify the ledger, close periods, post corrections",
     "trace": "list, show and export agent runs, from the trace store",
     "prices": "check and show price books",
+    "store": "look at, verify and clear page tiers on disk and in a pool",
     "replay": "show what a fleet would do with a recorded request trace",
     "key": "make an API key and the settings entry for it",
 }

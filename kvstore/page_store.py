@@ -160,6 +160,11 @@ class PageStore:
         for tier in self.tiers:
             tier.unpin(keys)
 
+    def retire(self, keys: Sequence[PageKey]) -> None:
+        """The run that these pages belong to has ended: in every tier they go before all others."""
+        for tier in self.tiers:
+            tier.retire(keys)
+
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything put so far is written behind; ``False`` if it takes longer."""
         with self._lock:

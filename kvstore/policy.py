@@ -26,8 +26,14 @@ class EvictionPolicy(Protocol[KeyT]):
     def use(self, key: KeyT) -> None:
         """A page that is present is wanted: a hit. It is in use until ``rest``."""
 
+    def hold(self, key: KeyT) -> None:
+        """A page that is present is in use until ``rest``, and is not wanted for it: it is copied, or looked at."""
+
     def rest(self, key: KeyT) -> None:
         """Nobody uses the page any more."""
+
+    def retire(self, key: KeyT) -> None:
+        """Nobody will want the page again, as far as is known: its run has ended. If it rests, it goes first."""
 
     def discard(self, key: KeyT) -> None:
         """The page is gone, evicted or removed."""
@@ -63,9 +69,18 @@ class PrefixLru(Generic[KeyT]):
         self._queue.pop(key, None)
         self._aside.pop(key, None)
 
+    def hold(self, key: KeyT) -> None:
+        """See ``EvictionPolicy``. It comes to rest as the most recent all the same."""
+        self.use(key)
+
     def rest(self, key: KeyT) -> None:
         """See ``EvictionPolicy``."""
         self._queue[key] = None
+
+    def retire(self, key: KeyT) -> None:
+        """See ``EvictionPolicy``."""
+        if key in self._queue:
+            self._queue.move_to_end(key, last=False)
 
     def discard(self, key: KeyT) -> None:
         """See ``EvictionPolicy``."""

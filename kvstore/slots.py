@@ -166,15 +166,16 @@ class SlotTable:
             own.add(key, parent)
         return True
 
-    def acquire(self, keys: Sequence[PageKey]) -> list[int]:
-        """Return the slots of the leading run of published keys, each pinned once and counted as used."""
+    def acquire(self, keys: Sequence[PageKey], *, wanted: bool = True) -> list[int]:
+        """Return the slots of the leading run of published keys, each pinned once; ``wanted`` counts it as a hit."""
+        use = self._policy.use if wanted else self._policy.hold
         slots = []
         for key in keys:
             slot = self._slot_of.get(key)
             if slot is None:
                 break
             self._pins[slot] += 1
-            self._policy.use(key)
+            use(key)
             if self._own_policies:
                 self._use_own(slot)
             slots.append(slot)
@@ -187,7 +188,7 @@ class SlotTable:
             assert entry is not None or self._pins[slot] > 0, f"slot {slot} is nobody's and cannot be retained"
             self._pins[slot] += 1
             if entry is not None:
-                self._policy.use(entry[0])
+                self._policy.hold(entry[0])
                 if self._own_policies:
                     self._use_own(slot)
 
@@ -204,6 +205,11 @@ class SlotTable:
                     self._policy.rest(entry[0])
                     if self._own_policies and (own := self._own_policies.get(entry[1].namespace)) is not None:
                         own.rest(entry[0])
+
+    def retire(self, key: PageKey) -> None:
+        """The page's run has ended: it goes first, if it rests."""
+        if key in self._slot_of:
+            self._policy.retire(key)
 
     def remove(self, key: PageKey) -> bool:
         """Make the page unfindable at once; its slot is free when its readers are done."""
@@ -238,7 +244,7 @@ class SlotTable:
 
     def hold(self, key: PageKey) -> bool:
         """Pin a page by name; ``False`` if there is none. A removed page loses these pins with its name."""
-        if not self.acquire([key]):
+        if not self.acquire([key], wanted=False):
             return False
         self._held[key] = self._held.get(key, 0) + 1
         return True

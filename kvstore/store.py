@@ -151,6 +151,11 @@ class TieredStore:
         """Forget a namespace in every tier; return how many pages of all tiers that were."""
         return self.device.forget(namespace) + self.below.forget(namespace)
 
+    def retire(self, keys: Sequence[PageKey]) -> None:
+        """The run that these pages belong to has ended: in every tier they go before all others."""
+        self.device.retire(keys)
+        self.below.retire(keys)
+
     def stats(self) -> dict[Tier, TierStats]:
         """Return each tier's counters; pages that ``spill`` dropped are the device's ``dropped``."""
         counters = {Tier.DEVICE: self.device.stats()} | self.below.stats()

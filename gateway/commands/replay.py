@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -16,12 +17,14 @@ from gateway.replay.errors import ParameterError, ReplayError
 from gateway.replay.measures import Objectives, Summary, counted, summarize
 from gateway.replay.performance import PRESETS, EnginePerformance
 from gateway.replay.picture import render_picture
+from gateway.replay.placement import arrivals, place, render_placement, render_placements_json
 from gateway.replay.pricing import Pricing, price
 from gateway.replay.report import render_head, render_json, render_table
 from gateway.replay.router import Learning, RouterOptions
 from gateway.replay.simulation import FleetOptions, LoadOptions, Simulation, load_for_share
 from gateway.replay.workload import Workload, load_workload
 from gateway.routing import POLICIES
+from kvstore.policies.named import POLICIES as EVICTION_POLICIES
 
 DEFAULT_LOAD = 0.6
 DEFAULT_HORIZON_S = 3600.0
@@ -70,6 +73,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     load.add_argument("--think-limit", type=float, default=600.0, metavar="S", help="default: %(default)s")
     load.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    store = parser.add_argument_group("page store (no fleet: one store of each size, under each eviction policy)")
+    store.add_argument(
+        "--store",
+        metavar="POLICY[,…]",
+        help=f"of {', '.join(EVICTION_POLICIES)}, or all: what it keeps, against LRU and the bound",
+    )
+    store.add_argument(
+        "--store-tokens", default="400k,1.6M,6.4M", metavar="SIZE[,…]", help="sizes of the store (%(default)s)"
+    )
+    store.add_argument("--store-page", type=parse_size, default=512, metavar="TOKENS", help="default: %(default)s")
+    store.add_argument(
+        "--store-sessions", type=int, default=32, metavar="N", help="closed traces: at a time (%(default)s)"
+    )
+    store.add_argument("--run-ends", action="store_true", help="also with the hint that a session has ended")
     good = parser.add_argument_group("objectives and prices")
     good.add_argument("--ttft-objective", type=float, default=4.0, metavar="S", help="default: %(default)s")
     good.add_argument("--tpot-objective", type=float, default=0.1, metavar="S", help="default: %(default)s")
@@ -81,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do it; return the exit status: 0, or 1 when something is wrong with the trace, a parameter or the price book."""
     try:
-        return _replay(args)
+        return _replay(args) if args.store is None else _place(args)
     except (ReplayError, BillingError) as error:
         print(f"keepwarm replay: {error}", file=sys.stderr)
         return 1
@@ -96,8 +113,31 @@ def parse_size(text: str) -> int:
     return round(float(match[1]) * unit)
 
 
+def _place(args: argparse.Namespace) -> int:
+    names = _names(args.store, EVICTION_POLICIES)
+    try:
+        sizes = [parse_size(size) for size in args.store_tokens.split(",")]
+    except argparse.ArgumentTypeError as error:
+        raise ParameterError(f"--store-tokens: {error}") from None
+    if args.store_page < 1 or args.store_sessions < 1:
+        raise ParameterError("--store-page and --store-sessions must be at least 1")
+    workload = load_workload(args.trace, args.store_page)
+    order = arrivals(workload, args.store_sessions)
+    policies = {name: EVICTION_POLICIES[name] for name in names}
+    quiet = args.json is not None and str(args.json) == "-"
+    placements = []
+    for size in sizes:
+        placements.append(place(workload, order, policies, size, run_ends=args.run_ends))
+        if not quiet:
+            print(render_placement(placements[-1], with_head=len(placements) == 1), flush=True)
+    if args.json is not None:
+        text = render_placements_json(workload, placements)
+        print(text) if quiet else args.json.write_text(text + "\n", "utf-8")
+    return 0
+
+
 def _replay(args: argparse.Namespace) -> int:
-    fleet, pricing, policies = _fleet(args), _pricing(args), _policies(args.policy)
+    fleet, pricing, policies = _fleet(args), _pricing(args), _names(args.policy, POLICIES)
     workload = load_workload(args.trace)
     load = _load(args, workload, fleet)
     quiet = args.json is not None and str(args.json) == "-"
@@ -134,11 +174,12 @@ def _one(
     return summarize(replayed, Objectives(args.ttft_objective, args.tpot_objective), cost, wall_s)
 
 
-def _policies(text: str) -> list[str]:
-    names = list(POLICIES) if text == "all" else [name for name in text.split(",") if name]
+def _names(text: str, known: Iterable[str]) -> list[str]:
+    known = list(known)
+    names = known if text == "all" else [name for name in text.split(",") if name]
     for name in names:
-        if name not in POLICIES:
-            raise ParameterError(f"there is no policy {name!r}; there are {', '.join(POLICIES)}")
+        if name not in known:
+            raise ParameterError(f"there is no policy {name!r}; there are {', '.join(known)}")
     if not names:
         raise ParameterError("name at least one policy")
     return names

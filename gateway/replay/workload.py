@@ -74,15 +74,17 @@ class Workload:
         return self.segment_end_tokens[path[segments - 1]] if segments else 0
 
 
-def load_workload(path: Path) -> Workload:
+def load_workload(path: Path, segment_tokens: int = SEGMENT_TOKENS) -> Workload:
     """Read a trace whole. Raises ``TraceError``. O(new blocks); about 2 s for a million distinct blocks."""
     header, rows = read_trace(path)
-    return build_workload(header, rows, str(path))
+    return build_workload(header, rows, str(path), segment_tokens)
 
 
-def build_workload(header: TraceHeader, rows: Iterable[TraceRow], source: str = "trace") -> Workload:
+def build_workload(
+    header: TraceHeader, rows: Iterable[TraceRow], source: str = "trace", segment_tokens: int = SEGMENT_TOKENS
+) -> Workload:
     """Make a workload of rows; see ``load_workload``."""
-    tree = _BlockTree(header.block_tokens)
+    tree = _BlockTree(header.block_tokens, segment_tokens)
     former: dict[tuple[int, int], list[int]] = {}
     ended: list[tuple[TraceRequest, int]] = []
     for row in rows:
@@ -110,6 +112,7 @@ class _BlockTree:
     """Every distinct block in the order of its first appearance; a child comes after its parent."""
 
     block_tokens: int
+    segment_tokens: int
     hashes: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     ends: bytearray = field(default_factory=bytearray)  # 1: a segment ends with this block
@@ -150,7 +153,7 @@ class _BlockTree:
 
         A segment's blocks stand together: a chain that another row continues would have ended there.
         """
-        most = max(1, SEGMENT_TOKENS // self.block_tokens)
+        most = max(1, self.segment_tokens // self.block_tokens)
         of_block: list[int] = []
         starts: list[int] = []
         parents: list[int] = []

@@ -134,6 +134,9 @@ class PageTier(Protocol):
     def unpin(self, keys: Sequence[PageKey]) -> None:
         """Release one pin of each page."""
 
+    def retire(self, keys: Sequence[PageKey]) -> None:
+        """The run that these pages belong to has ended: they go before all others. They stay readable until then."""
+
     def scan(self) -> Iterator[tuple[PageKey, PageMeta]]:
         """Go through what the tier holds, parents before children where it can."""
 

@@ -15,7 +15,7 @@ import torch
 from kvstore.codec import checksum
 from kvstore.memory import copy_and_hash, copy_bytes, page_rows
 from kvstore.page import PageKey, PageLayout, PageMeta, Tier
-from kvstore.policy import EvictionPolicy
+from kvstore.policy import EvictionPolicy, PrefixLru
 from kvstore.tiers.base import OnChange, Page, PagesStored
 from kvstore.tiers.slotted import Fault, SlottedTier
 
@@ -131,6 +131,9 @@ class DeviceTier(SlottedTier):
             return copy_and_hash([out], [memoryview(self._rows[slot])])[0]
         torch.from_numpy(np.frombuffer(out, dtype=np.uint8)).copy_(self._flat[slot])
         return checksum(out)
+
+    def _default_policy(self) -> EvictionPolicy[PageKey]:
+        return PrefixLru()  # on the engine's step path, where a page may cost a microsecond
 
     def _read(self, wanted: Sequence[tuple[int, memoryview]]) -> list[int | Fault]:
         answers: list[int | Fault] = []

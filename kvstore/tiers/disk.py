@@ -26,8 +26,8 @@ from kvstore.policy import EvictionPolicy
 from kvstore.retention import RetentionRules
 from kvstore.tiers.base import OnChange, Page
 from kvstore.tiers.page_io import LATE, Moved, Run, neighbours, page_io
-from kvstore.tiers.slab import Slab
-from kvstore.tiers.slab_index import SlabIndex
+from kvstore.tiers.slab import SLAB_NAME, Slab
+from kvstore.tiers.slab_index import INDEX_NAME, SlabIndex
 from kvstore.tiers.slotted import Fault, SlottedTier
 
 
@@ -74,10 +74,10 @@ class DiskTier(SlottedTier):
         )
         self.options = options if options is not None else DiskOptions()
         self.path = path
-        self._lock_fd = _lock_folder(path)
+        self._lock_fd = lock_folder(path)
         try:
-            self._slab = Slab(path / "pages.slab", self._fingerprint, page_bytes=self.page_bytes, slots=self.slots)
-            self._index = SlabIndex(path / "index", slots=self.slots)
+            self._slab = Slab(path / SLAB_NAME, self._fingerprint, page_bytes=self.page_bytes, slots=self.slots)
+            self._index = SlabIndex(path / INDEX_NAME, slots=self.slots)
         except MediumError:
             os.close(self._lock_fd)
             raise
@@ -229,7 +229,7 @@ class DiskTier(SlottedTier):
                 self.sync()
 
 
-def _lock_folder(path: Path) -> int:
+def lock_folder(path: Path) -> int:
     """Create the folder if need be and keep every other process out of it. Raises ``MediumError``."""
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,7 @@ class HostTier(SlottedTier):
         slots, pages = [], []
         with self._lock:
             for key in keys:
-                for slot in self._table.acquire([key]):
+                for slot in self._table.acquire([key], wanted=False):
                     expires_at_s = self._table.expires_at_s(key)
                     pages.append(Page(key, self._table.meta(slot), self._views[slot], self._sums[slot], expires_at_s))
                     slots.append(slot)

@@ -19,7 +19,7 @@ from kvstore.announce import parents_first
 from kvstore.breaker import Breaker
 from kvstore.codec import PageHeader, checksum, seal, sealed_length, unseal, verify_header
 from kvstore.errors import RecordError
-from kvstore.page import Namespace, PageKey, PageLayout, PageMeta, Tier, key_fingerprint
+from kvstore.page import KEY_BYTES, Namespace, PageKey, PageLayout, PageMeta, Tier, key_fingerprint
 from kvstore.policy import EvictionPolicy
 from kvstore.retention import RetentionRules
 from kvstore.tiers.base import Found, OnChange, Page, PagesRemoved, PagesStored
@@ -28,6 +28,7 @@ from kvstore.tiers.pool_topology import PoolOptions
 from kvstore.tiers.resp import ErrorReply, Value
 from kvstore.tiers.slotted import Fault, SlottedTier, check_buffers
 
+POOL_PREFIX = b"keepwarm:"
 _HEADER_GUESS_BYTES = 1024
 
 
@@ -59,7 +60,7 @@ class PoolTier(SlottedTier):
         )
         self.options = options if options is not None else PoolOptions()
         self._server = PoolClient(url, self.options)
-        self._prefix = b"keepwarm:%s:" % self._fingerprint.hex().encode()
+        self._prefix = POOL_PREFIX + self._fingerprint.hex().encode() + b":"
 
     @property
     def breaker(self) -> Breaker:
@@ -263,7 +264,15 @@ class PoolTier(SlottedTier):
         return self._prefix + key[len(self._fingerprint) :].hex().encode()
 
     def _key_of(self, name: bytes) -> PageKey | None:
-        try:
-            return self._fingerprint + bytes.fromhex(name[len(self._prefix) :].decode())
-        except ValueError:  # somebody else's key under our prefix
-            return None
+        key = named_key(name)
+        return key if key is not None and key_fingerprint(key) == self._fingerprint else None
+
+
+def named_key(name: bytes) -> PageKey | None:
+    """Return the page that a pool keeps under this name; ``None`` for somebody else's name under our prefix."""
+    try:
+        fingerprint, content_hash = name.removeprefix(POOL_PREFIX).decode().split(":")
+        key = bytes.fromhex(fingerprint) + bytes.fromhex(content_hash)
+    except ValueError:
+        return None
+    return key if len(key) == KEY_BYTES else None

@@ -19,6 +19,7 @@ from kvstore.codec import seal, unseal
 from kvstore.errors import MediumError, RecordError
 
 HEADER_BYTES = 4096
+SLAB_NAME = "pages.slab"
 _HEADER_KEY = b"keepwarm slab"
 
 
@@ -82,7 +83,7 @@ class Slab:
         """Read and write the header, through to the medium."""
         _write_header(self._fd, self.header)
         os.fdatasync(self._fd)
-        if _read_header(self._fd) != self.header:
+        if read_slab_header(self._fd) != self.header:
             raise OSError("the slab's header does not read back")
 
     def close(self) -> None:
@@ -95,7 +96,7 @@ class Slab:
         """Return the file's header if its pages are ours, else give its content up and write a new one."""
         if os.fstat(self._fd).st_size:
             try:
-                header = _read_header(self._fd)
+                header = read_slab_header(self._fd)
                 if (header.fingerprint, header.page_bytes) == (fingerprint, self.page_bytes):
                     return header
                 self.problem = "fingerprint"
@@ -120,7 +121,8 @@ def _take_space(fd: int, found: int, size: int) -> None:
         raise
 
 
-def _read_header(fd: int) -> SlabHeader:
+def read_slab_header(fd: int) -> SlabHeader:
+    """Return what a slab says of itself. Raises ``RecordError`` and ``OSError``."""
     return unseal(_HEADER_KEY, os.pread(fd, HEADER_BYTES, 0), SlabHeader)[0]
 
 

@@ -20,6 +20,7 @@ from kvstore.page import PageKey
 
 log = logging.getLogger(__name__)
 
+INDEX_NAME = "index"
 _BYTES_PER_PAGE = 4096  # address space set aside for each; records take a few hundred
 _LEAST_MAP_BYTES = 1 << 30
 

@@ -17,7 +17,8 @@ from typing import ClassVar
 
 from kvstore.outbox import Outbox
 from kvstore.page import Namespace, PageKey, PageLayout, PageMeta, Tier, key_fingerprint
-from kvstore.policy import EvictionPolicy, PrefixLru
+from kvstore.policies.learned_reuse import LearnedReuse
+from kvstore.policy import EvictionPolicy
 from kvstore.retention import RetentionRules
 from kvstore.slots import SlotTable
 from kvstore.tiers.base import Found, OnChange, Page, PagesRemoved, PagesStored, TierChange, TierStats
@@ -57,7 +58,7 @@ class SlottedTier(ABC):
         self.on_change = on_change
         self._page_bytes = layout.page_bytes
         self._fingerprint = layout.fingerprint
-        self._table = SlotTable(slots, policy if policy is not None else PrefixLru(), self._quota_pages)
+        self._table = SlotTable(slots, policy if policy is not None else self._default_policy(), self._quota_pages)
         self._stats = TierStats()
         self._outbox: Outbox[TierChange] = Outbox()
         self._writing = threading.Lock()  # one writer at a time; taken before _lock
@@ -70,6 +71,9 @@ class SlottedTier(ABC):
     @abstractmethod
     def _write(self, pages: Sequence[tuple[int, Page]]) -> list[bool]:
         """Fill each pinned private slot; return which are written to the last byte."""
+
+    def _default_policy(self) -> EvictionPolicy[PageKey]:
+        return LearnedReuse()
 
     def _record(self, stored: Sequence[tuple[int, Page]], evicted: Sequence[PageKey]) -> bool:
         """Make the change durable, after the bytes and before anybody can find it. Called by the one writer."""
@@ -197,6 +201,12 @@ class SlottedTier(ABC):
         with self._lock:
             for key in reversed(keys):
                 self._table.unhold(key)
+
+    def retire(self, keys: Sequence[PageKey]) -> None:
+        """See ``PageTier``. Give a prompt's pages front to back."""
+        with self._lock:
+            for key in reversed(keys):
+                self._table.retire(key)
 
     def scan(self) -> Iterator[tuple[PageKey, PageMeta]]:
         """See ``PageTier``. A snapshot, oldest first."""

@@ -12,17 +12,20 @@ import pytest
 import redis
 import torch
 
+from kvstore.deadline import Allowance
 from kvstore.page import Namespace, PageKey, Tier
 from kvstore.retention import Retention, RetentionRules
 from kvstore.tiers.base import OnChange, PagesRemoved, PagesStored, PageTier, TierChange
 from kvstore.tiers.device import DeviceTier
-from kvstore.tiers.disk import DiskTier
+from kvstore.tiers.disk import DiskOptions, DiskTier
 from kvstore.tiers.host import HostTier
 from kvstore.tiers.pool import PoolTier
 from kvstore.tiers.pool_server import PoolServer
+from kvstore.tiers.pool_topology import PoolOptions
 from tests.samples.pages import LAYOUT, buffers, chain, page, page_data, strangers
 
 CAPACITY_PAGES = 8
+PATIENCE = Allowance(60.0)  # machines that run tests are busy
 RULES = RetentionRules(
     by_namespace={
         Namespace("brief"): Retention(ttl_s=60),
@@ -105,7 +108,10 @@ def _host(size: int, on_change: OnChange, path: Path, server: PoolServer, clock:
 
 
 def _disk(size: int, on_change: OnChange, path: Path, server: PoolServer, clock: Clock) -> Built:
-    tier = DiskTier(LAYOUT, path / "disk", capacity_bytes=size, on_change=on_change, retention=RULES, clock=clock)
+    tier = DiskTier(
+        LAYOUT, path / "disk", capacity_bytes=size, on_change=on_change, retention=RULES, clock=clock,
+        options=DiskOptions(read_s=PATIENCE, write_s=PATIENCE),
+    )  # fmt: skip
     slab = path / "disk" / "pages.slab"
 
     def flip(key: PageKey) -> None:
@@ -122,7 +128,10 @@ def _disk(size: int, on_change: OnChange, path: Path, server: PoolServer, clock:
 def _pool(size: int, on_change: OnChange, path: Path, server: PoolServer, clock: Clock) -> Built:
     client = redis.Redis.from_url(server.url)
     client.flushall()
-    tier = PoolTier(LAYOUT, server.url, capacity_bytes=size, on_change=on_change, retention=RULES, clock=clock)
+    tier = PoolTier(
+        LAYOUT, server.url, capacity_bytes=size, on_change=on_change, retention=RULES, clock=clock,
+        options=PoolOptions(read_s=PATIENCE, write_s=PATIENCE),
+    )  # fmt: skip
 
     def flip(key: PageKey) -> None:
         name = next(name for name in client.scan_iter() if name.endswith(key[16:].hex().encode()))

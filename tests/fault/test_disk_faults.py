@@ -16,6 +16,7 @@ import pytest
 
 from kvstore import codec
 from kvstore.breaker import BreakerOptions
+from kvstore.deadline import Allowance
 from kvstore.errors import MediumError, MediumInUse
 from kvstore.page import PageKey, PageLayout
 from kvstore.tiers.disk import DiskOptions, DiskTier
@@ -24,8 +25,8 @@ from tests.samples.pages import LAYOUT, buffers, chain, page, page_data, strange
 
 SLOTS = 8
 HEADER_BYTES = 4096
-EAGER = DiskOptions(breaker=BreakerOptions(first_probe_s=0.0, longest_probe_s=0.01))
-PATIENT = DiskOptions(breaker=BreakerOptions(first_probe_s=3600.0))
+EAGER = DiskOptions(read_s=Allowance(60.0), breaker=BreakerOptions(first_probe_s=0.0, longest_probe_s=0.01))
+PATIENT = DiskOptions(read_s=Allowance(60.0), breaker=BreakerOptions(first_probe_s=3600.0))
 
 
 @contextmanager

@@ -1,0 +1,106 @@
+"""``keepwarm store``: what page tiers on disk and in a pool hold, whether it is whole, and how to be rid of it.
+
+Without ``--disk`` and ``--pool`` it is the disk tiers of the home's embedded engines. A disk tier that an engine has
+open is refused: ask that engine's ``/metrics``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from gateway.commands.report import settings_of
+from gateway.errors import SettingsError
+from kvstore.errors import StoreError
+from kvstore.inspection import Contents, clear_disk, clear_pool, disk_contents, pool_contents
+from kvstore.tiers.pool_url import without_secret
+from kvstore.tiers.slab import SLAB_NAME
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    stat = actions.add_parser("stat", help="count pages and bytes, by layout and namespace")
+    verify = actions.add_parser("verify", help="read every page and check it; exit 1 if any is bad")
+    clear = actions.add_parser("clear", help="remove every page")
+    clear.add_argument("--layout", metavar="HEX", help="of the pools, only the pages of this layout's fingerprint")
+    for action in (stat, verify, clear):
+        action.add_argument("--disk", type=Path, action="append", default=[], metavar="FOLDER", help="a disk tier")
+        action.add_argument("--pool", action="append", default=[], metavar="URL", help="a Redis or Valkey pool")
+        action.add_argument("--config", type=Path, metavar="FILE", help="settings file (TOML)")
+        action.add_argument("--home", type=Path, metavar="FOLDER", help="folder for all state (default ~/.keepwarm)")
+        action.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do it; return the exit status: 0, or 1 when something is bad, in use or not there."""
+    try:
+        folders = args.disk if args.disk or args.pool else _home_folders(args)
+    except SettingsError as error:
+        print(f"keepwarm store: {error}", file=sys.stderr)
+        return 1
+    if not folders and not args.pool:
+        print("keepwarm store: no disk tier there; name one with --disk, or a pool with --pool", file=sys.stderr)
+        return 1
+    good, shown = True, []
+    for place in (*folders, *args.pool):
+        try:
+            contents = _look(args, place)
+        except StoreError as error:
+            print(f"keepwarm store: {error}", file=sys.stderr)
+            good = False
+            continue
+        if contents is not None:
+            good = good and not (args.action == "verify" and contents.bad)
+            shown.append(contents)
+            if not args.json:
+                print(_text(contents, verified=args.action == "verify"))
+    if args.json and args.action != "clear":
+        print(json.dumps([_json(contents) for contents in shown], indent=2))
+    return 0 if good else 1
+
+
+def _home_folders(args: argparse.Namespace) -> list[Path]:
+    home = settings_of(args).home
+    return sorted(slab.parent for slab in home.glob(f"instances/*/disk/{SLAB_NAME}"))
+
+
+def _look(args: argparse.Namespace, place: Path | str) -> Contents | None:
+    """Look at one place, or clear it and say so. Raises ``StoreError``."""
+    if args.action != "clear":
+        verify = args.action == "verify"
+        return disk_contents(place, verify=verify) if isinstance(place, Path) else pool_contents(place, verify=verify)
+    if isinstance(place, Path):
+        clear_disk(place)
+        print(f"{place}: cleared")
+    else:
+        print(f"{without_secret(place)}: {clear_pool(place, fingerprint=args.layout)} pages removed")
+    return None
+
+
+def _text(contents: Contents, *, verified: bool) -> str:
+    lines = [f"{_name(contents)}: {contents.pages} pages, {contents.page_bytes / 1e6:,.1f} MB"]
+    if verified:
+        lines[0] += ", each read and right"
+    lines += [f"  layout {layout}: {pages} pages" for layout, pages in contents.layouts.most_common()]
+    for namespace, pages in contents.namespaces.most_common():
+        lines.append(f"  salt {namespace.salt or '-'}, adapter {namespace.adapter or '-'}: {pages} pages")
+    lines += [f"  BAD ({reason}): {pages}, never served" for reason, pages in contents.bad.most_common()]
+    return "\n".join(lines)
+
+
+def _json(contents: Contents) -> dict[str, object]:
+    return {
+        "where": _name(contents),
+        "pages": contents.pages,
+        "page_bytes": contents.page_bytes,
+        "layouts": contents.layouts,
+        "namespaces": [{**namespace._asdict(), "pages": pages} for namespace, pages in contents.namespaces.items()],
+        "bad": contents.bad,
+    }
+
+
+def _name(contents: Contents) -> str:
+    return without_secret(contents.where) if "://" in contents.where else contents.where

@@ -1,0 +1,1 @@
+"""Eviction policies, each in a file of its own behind ``kvstore.policy.EvictionPolicy``."""
