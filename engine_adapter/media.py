@@ -90,6 +90,6 @@ def _named(value: object, name: str = "") -> object:
 
 def _content(text: str) -> list[object]:
     try:
-        return ["bytes", base64.b64decode(text.encode("ascii"))]
+        return ["bytes", base64.b64decode("".join(text.split()).encode("ascii"), validate=True)]
     except (UnicodeEncodeError, binascii.Error):
         return ["text", text.encode("utf-8", "surrogatepass")]
