@@ -92,7 +92,7 @@ def round_robin(
 ) -> Baseline:
     """Replay records under the baseline and price it. Raises ``ParameterError`` where none can be replayed.
 
-    Cost: that of a replay, some 100 µs a request; memory by the records.
+    Cost: that of a replay, some 500 µs a request; memory by the records.
     """
     result = Baseline(fleet.policy)
     usable = _usable(records, books, result)
