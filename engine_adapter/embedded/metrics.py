@@ -6,13 +6,15 @@ What has no counterpart there (pages by tier) carries the prefix ``keepwarm_engi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engine_adapter.embedded.answers import Outcome
 from engine_adapter.embedded.request import EngineLoad
+from kvstore.latency import BUCKETS_S
 from kvstore.page import Tier
 from kvstore.tiers.base import TierStats
 
@@ -124,13 +126,27 @@ class _EngineCollector(Collector):
         events = CounterMetricFamily(
             "keepwarm_engine_tier_pages", "Pages by what happened to them.", labels=[*labels, "event"]
         )
+        moved = CounterMetricFamily(
+            "keepwarm_engine_tier_bytes", "Bytes of pages read and written.", labels=[*labels, "direction"]
+        )
+        seconds = HistogramMetricFamily(
+            "keepwarm_engine_tier_seconds", "How long calls of a tier took.", labels=[*labels, "operation"]
+        )
         for tier, stats in self._tiers().items():
             own = [*self._labels.values(), tier.label]
             used.add_metric(own, stats.used_bytes)
+            moved.add_metric([*own, "read"], stats.read_bytes)
+            moved.add_metric([*own, "written"], stats.written_bytes)
+            for operation, histogram in (("get", stats.get_latency), ("put", stats.put_latency)):
+                bounds = [*map(str, BUCKETS_S), "+Inf"]
+                buckets = list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))
+                seconds.add_metric([*own, operation], buckets, histogram.sum_ns * _NS)
             for name in ("hits", "puts", "evictions", "dropped"):
                 events.add_metric([*own, name], getattr(stats, name))
             for kind, reasons in (("miss", stats.misses), ("alarm", stats.alarms)):
                 for reason, count in reasons.items():
                     events.add_metric([*own, f"{kind}:{reason}"], count)
         yield used
+        yield moved
         yield events
+        yield seconds

@@ -69,6 +69,8 @@ class TierStats:
     evictions: int = 0
     dropped: int = 0
     used_bytes: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
     misses: dict[str, int] = field(default_factory=dict)
     alarms: dict[str, int] = field(default_factory=dict)
     get_latency: LatencyHistogram = field(default_factory=LatencyHistogram)

@@ -74,6 +74,7 @@ class PoolTier(SlottedTier):
     def get(self, keys: Sequence[PageKey], out: Sequence[memoryview]) -> list[Found | None]:
         """See ``PageTier``."""
         check_buffers(keys, out, self.page_bytes)
+        began_ns = time.perf_counter_ns()
         known = self._publications(keys)
         answers: list[Found | str] = ["fingerprint"] * len(keys)
         ours = [place for place, key in enumerate(keys) if key_fingerprint(key) == self._fingerprint]
@@ -85,6 +86,8 @@ class PoolTier(SlottedTier):
         for place, value in zip(ours, values, strict=True):
             answers[place] = self._accept(keys[place], value, out[place])
         self._settle_reads(keys, answers, known)
+        with self._lock:
+            self._stats.get_latency.observe(time.perf_counter_ns() - began_ns)
         return [answer if isinstance(answer, Found) else None for answer in answers]
 
     def put(self, pages: Sequence[Page]) -> list[bool]:

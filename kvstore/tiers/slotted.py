@@ -232,6 +232,8 @@ class SlottedTier(ABC):
         """See ``PageTier``."""
         with self._lock:
             self._stats.used_bytes = self._table.published * self._page_bytes
+            self._stats.read_bytes = self._stats.hits * self._page_bytes
+            self._stats.written_bytes = self._stats.puts * self._page_bytes
             return self._stats.copy()
 
     def check(self) -> None:
