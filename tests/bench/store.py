@@ -1,7 +1,7 @@
 """``./bench store [--json FILE] [--sizes …] [--batches …] [--total BYTES]``: what the page tiers cost.
 
-* ``host``, ``disk`` and ``pool`` (a Valkey of our own, over its unix socket): CPU seconds per GB, of this process and the
-  server together, and GB/s on the wall, for put (checksums included), get, and for the disk get with nothing of its
+* ``host``, ``disk`` and ``pool`` (a Valkey of our own, over its unix socket): CPU seconds per GB, of this process and
+  the server together, and GB/s on the wall, for put (checksums included), get, and for the disk get with nothing of its
   files in the page cache. Checksums are verified on every read. ``memcpy`` is the yardstick: a plain copy of the same
   bytes in the same process.
 * ``exists``: keys a second.
@@ -14,6 +14,7 @@ CPU seconds move less than wall time on a machine that does other things. Each f
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import json
 import os
@@ -146,6 +147,7 @@ def resident_growth(batches: Batches, folder: Path) -> int:
     """Return how much this process grew while everything was moved ten times, after the first."""
     tiers: list[PageTier] = [HostTier(batches.layout, capacity_bytes=2 * batches.bytes), _disk(batches, folder)]
     sizes = []
+    gc.collect()  # the tiers that were measured before
     for number in range(11):
         batches.rename(1000 + number)
         for tier in tiers:
@@ -217,9 +219,8 @@ def main(argv: list[str]) -> int:
             print(f"{size >> 10} KiB, batches of {batch}; resident set {report['resident_growth_bytes']:+} bytes")
             for place in ("host", "disk", "store", "pool"):
                 for name, figures in report[place].items():  # type: ignore[attr-defined]
-                    print(
-                        f"  {place:6}{name:20}" + "  ".join(f"{value:14.3f} {what}" for what, value in figures.items())
-                    )
+                    values = "  ".join(f"{value:14.3f} {what}" for what, value in figures.items())
+                    print(f"  {place:6}{name:20}{values}")
             sys.stdout.flush()
     if args.json is not None:
         args.json.write_text(json.dumps(reports, indent=2) + "\n")
