@@ -20,10 +20,11 @@ import msgspec
 import numpy as np
 import xxhash
 
+from kvstore.block import ROUTING_HASH_VERSION
 from kvstore.page import Tier
 from radix_index.base import HashArray, PrefixIndex
 
-MAGIC = b"keepwarm index 1\n"
+MAGIC = b"keepwarm index 1, hashes %d\n" % ROUTING_HASH_VERSION
 REMEMBERED_BATCHES = 64
 """Of each source's last batches the time stamps are kept: the last one proves the life, the others tell doubles."""
 

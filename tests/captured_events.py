@@ -9,7 +9,12 @@ from typing import Any
 import msgspec
 
 CAPTURES = Path(__file__).parent / "captures"
-SGLANG = ("sglang_kv_events_0.5.23.bin", "sglang_kv_events_hicache_0.5.23.bin")
+SGLANG = (
+    "sglang_kv_events_0.5.23.bin",
+    "sglang_kv_events_hicache_0.5.23.bin",
+    "sglang_kv_events_page16_0.5.23.bin",
+    "sglang_kv_events_page1_0.5.23.bin",
+)
 VLLM = (
     "vllm-0.32.0-kv-events.msgs",
     "vllm-0.32.0-kv-events-evict.msgs",
