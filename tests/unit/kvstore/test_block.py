@@ -55,7 +55,7 @@ def test_whatever_separates_caches_changes_every_name() -> None:
 
 
 def test_routing_hashes_never_change() -> None:
-    # Gateways of different versions must agree, and the index's snapshots hold them: bump ROUTING_HASH_VERSION with this.
+    # Gateways of different versions must agree, and snapshots hold them: bump ROUTING_HASH_VERSION with this.
     assert routing_hashes(range(8), 4, routing_seed("m", "a", "s")) == [10479514714679792855, 7066091908515476873]
 
 
