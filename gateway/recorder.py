@@ -121,7 +121,8 @@ class Recorder:
         instance = draft.attempts[-1].instance if draft.attempts else None
         book = self._shelf.book_for(model, instance)
         region = None if instance is None else self._regions.get(instance)
-        return charge(usage, book, model, draft.arrived_ns, team=draft.identity.team, region=region)
+        tier = draft.reader.seen.service_tier if draft.reader is not None else None
+        return charge(usage, book, model, draft.arrived_ns, team=draft.identity.team, region=region, service_tier=tier)
 
     def _keep(self, record: RequestRecord) -> None:
         try:

@@ -177,6 +177,7 @@ class AnswerReader:
 
     def _count(self, answer: Mapping[str, object]) -> None:
         self.seen.count(self._adapter.read_usage(answer))
+        self.seen.served_in(answer)
 
     def _choices(self, choices: object, part_name: str) -> bool:
         has_output = False

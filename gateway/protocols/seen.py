@@ -38,12 +38,18 @@ class Seen:
     error: str | None = None  # an error event's class
     output_ids: Sequence[int] | None = None  # where the engine was asked for them, and tells them
     stop_text: str | None = None  # the words at which the model was to stop; it said them, and they are not shown
+    service_tier: str | None = None  # the one that a vendor says it was answered in, and bills by
     response_id: str | None = None  # by which a later request may continue this answer
     _calls: dict[tuple[int, int], _Call] = field(default_factory=dict)
     _text: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
     _remembered_chars: int = 0
     _is_whole: bool = True  # all of the first choice's message is remembered, and there is no other choice
+
+    def served_in(self, told: Mapping[str, object] | None) -> None:
+        """Take the service tier from where an API tells it: the answer, or its usage."""
+        if told is not None and isinstance(tier := told.get("service_tier"), str):
+            self.service_tier = tier
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:

@@ -84,6 +84,8 @@ class NativeMessageReader:
 
     def usage(self) -> UsageReading | None:
         """Return the engine's counts, of start and end together."""
+        self.seen.served_in(self._start_usage)
+        self.seen.served_in(self.seen.usage)
         if self._start_usage is None and self.seen.usage is None:
             return None
         return anthropic_stream_usage(self._start_usage, self.seen.usage)

@@ -88,6 +88,7 @@ class NativeResponseReader:
         seen = self.seen
         usage, output = response.get("usage"), response.get("output")
         seen.usage = usage if isinstance(usage, dict) else seen.usage
+        seen.served_in(response)
         if response.get("status") not in ("completed", "incomplete"):
             seen.error = error_class(response.get("error"))
             return

@@ -1,0 +1,89 @@
+"""How the gateway prices what it serves: by several books, an instance's region, the tier that an answer names; and marks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.gateways import gateway_for
+from tests.scripted_engine import Script, ScriptedEngine, answer, stream
+from tracing.record import HitSource
+
+OWN = """
+name = "own"
+currency = "EUR"
+[[price]]
+models = ["m"]
+regions = ["north"]
+rates = { fresh = 5, hit = 1, output = 7 }
+[[price]]
+models = ["m"]
+rates = { fresh = 3, hit = 1, output = 7 }
+[price.service_tiers]
+batch = { multiplier = 0.5 }
+"""
+VENDOR = (
+    'name = "vendor"\ncurrency = "USD"\n[[price]]\nmodels = ["v-*"]\nrates = { fresh = 1, hit = 0.1, output = 2 }\n'
+)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_the_tier_that_an_answer_names(tmp_path: Path, streamed: bool) -> None:
+    prices = tmp_path / "own.toml"
+    prices.write_text(OWN)
+    async with ScriptedEngine() as engine, gateway_for([engine], tmp_path, billing={"prices": str(prices)}) as client:
+        for tier in ("default", "batch", "scale"):
+            more = {"service_tier": tier}
+            engine.script = (
+                Script(events=stream(["a", "b"], prompt=10, cached=4, **more))
+                if streamed
+                else Script(body=answer("ab", prompt=10, output=2, cached=4, **more))
+            )
+            async with client.chat(stream=streamed) as response:
+                await response.read()
+        standard, batch, unknown = [record.charge for record in await client.records(3)]
+        assert (standard.currency, standard.amount_nano) == ("EUR", 6 * 3000 + 4 * 1000 + 2 * 7000)
+        assert batch.amount_nano == (6 * 3000 + 4 * 1000 + 2 * 7000) // 2
+        assert (unknown.amount_nano, unknown.unpriced_reason) == (None, "no_service_tier")
+
+
+async def test_the_book_of_a_model_and_the_region_of_an_instance(tmp_path: Path) -> None:
+    for name, text in (("own", OWN), ("vendor", VENDOR)):
+        (tmp_path / f"{name}.toml").write_text(text)
+    billing = {
+        "prices": str(tmp_path / "own.toml"),
+        "books": [{"prices": str(tmp_path / "vendor.toml"), "models": ["v-*"]}],
+    }
+    async with ScriptedEngine(models=("m", "v-1")) as engine:
+        instance = {"id": "e0", "url": engine.url, "region": "north"}
+        async with gateway_for([], tmp_path, billing=billing, instances=[instance]) as client:
+            await client.until(lambda: client.gateway.fleet.instances["e0"].takes_requests)
+            engine.script = Script(body=answer("ab", prompt=10, output=2, cached=4))
+            for model in ("m", "v-1"):
+                async with client.chat(model=model) as response:
+                    assert response.status == 200
+            own, vendor = await client.records(2)
+    assert (own.charge.currency, own.charge.amount_nano) == ("EUR", 6 * 5000 + 4 * 1000 + 2 * 7000)
+    assert (vendor.charge.currency, vendor.charge.amount_nano) == ("USD", 6 * 1000 + 4 * 100 + 2 * 2000)
+    assert own.usage.hit_source is HitSource.TOTAL
+
+
+async def test_a_record_says_which_prefixes_its_prompt_had(tmp_path: Path) -> None:
+    """Prompts of ids need no tokenizer; what the next one shares with it is read off the marks."""
+    async with ScriptedEngine() as engine:
+        instance = {"id": "e0", "url": engine.url, "adapter": "openai", "capacity_tokens": 100_000}
+        async with gateway_for([], tmp_path, instances=[instance]) as client:
+            await client.until(lambda: client.gateway.fleet.instances["e0"].takes_requests)
+            engine.script = Script(body=answer("ab", prompt=1000, output=2))
+            for ids in (list(range(1000)), [*range(700), 7, *range(701, 1000)]):
+                body = {"model": "m", "prompt": ids}
+                async with client.session.post(f"{client.url}/v1/completions", json=body) as response:
+                    assert response.status == 200
+            first, second = await client.records(2)
+    assert first.prefix is not None
+    assert second.prefix is not None
+    stride = first.prefix.stride_tokens
+    assert len(first.prefix.marks()) == 1000 // stride
+    shared = sum(a == b for a, b in zip(first.prefix.marks(), second.prefix.marks(), strict=True))
+    assert shared == 700 // stride
