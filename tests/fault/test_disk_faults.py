@@ -19,6 +19,7 @@ from kvstore.breaker import BreakerOptions
 from kvstore.deadline import Allowance
 from kvstore.errors import MediumError, MediumInUse
 from kvstore.page import PageKey, PageLayout
+from kvstore.tiers import slab_index
 from kvstore.tiers.disk import DiskOptions, DiskTier
 from tests.samples.disk_writer import STAGES, batch_pages
 from tests.samples.pages import LAYOUT, buffers, chain, page, page_data, strangers
@@ -275,6 +276,28 @@ def test_a_disk_that_refuses_writes_is_out_of_use_until_it_is_back(tmp_path: Pat
         assert reads(tier, KEYS[:1]) == RIGHT[:1]
         assert all(tier.put([page(entry) for entry in PAGES]))
         assert reads(tier, KEYS) == RIGHT
+
+
+def test_an_index_that_is_full_refuses_pages_and_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slab_index, "_LEAST_MAP_BYTES", 256 << 10)
+    monkeypatch.setattr(slab_index, "_BYTES_PER_PAGE", 1)
+    pages = strangers(2000)
+    options = DiskOptions(read_s=Allowance(60.0), breaker=BreakerOptions(first_probe_s=0.0, longest_probe_s=0.0))
+    kept = []
+    with opened(tmp_path, slots=len(pages), options=options) as tier:
+        for start in range(0, len(pages), 50):
+            batch = pages[start : start + 50]
+            stored = tier.put([page(entry) for entry in batch])
+            kept += [key for (key, _), done in zip(batch, stored, strict=True) if done]
+            if not all(stored):
+                break
+        assert 0 < len(kept) < len(pages)
+        assert tier.breaker.wait_closed(30)
+        assert reads(tier, kept) == [page_data(key) for key in kept]
+    monkeypatch.undo()
+    with opened(tmp_path, slots=len(pages)) as tier:
+        assert reads(tier, kept) == [page_data(key) for key in kept]
+        assert all(tier.put([page(entry) for entry in pages[-50:]]))
 
 
 def test_a_disk_that_fails_to_read_keeps_its_pages_for_later(tmp_path: Path) -> None:
