@@ -41,6 +41,7 @@ class Segment:
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         hidden.rename(self.path)  # only now can others see it, and it is locked
         self.size_bytes = 0
+        self.serial = serial
 
     def append(self, payload: bytes) -> None:
         """Add one record. Raises ``OSError``, and then holds nothing of it."""
@@ -51,9 +52,14 @@ class Segment:
             raise OSError(f"{self.path.name}: {written} of {len(record)} bytes were written")
         self.size_bytes += written
 
-    def payloads(self) -> list[bytes]:
-        """Return what the file holds. Raises ``OSError``."""
-        return _read(self._fd)[0]
+    def read(self) -> tuple[list[bytes], int]:
+        """Return what the file holds, and how many bytes of it cannot be read. Raises ``OSError``."""
+        return _read(self._fd)
+
+    def set_aside(self) -> None:
+        """Keep the file, which has damage, under ``.damaged`` and let go of it. Raises ``OSError``."""
+        self.path.rename(self.path.with_suffix(".damaged"))
+        os.close(self._fd)
 
     def close(self) -> None:
         """Unlock the file and leave it for whoever opens the ledger next."""

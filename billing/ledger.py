@@ -188,7 +188,9 @@ class Ledger:
         with self._lock:
             target = self._counters["accepted"]
             self._hurry.set()
-            return self._wake.wait_for(lambda: self._counters["committed"] >= target, timeout_s)
+            return self._wake.wait_for(
+                lambda: self._counters["committed"] + self._counters["lost"] >= target, timeout_s
+            )
 
     def status(self) -> LedgerStatus:
         """Return the counters."""
@@ -276,7 +278,7 @@ class Ledger:
         spool = self._spool
         if spool is None:  # ``close`` has given up on this thread
             return False
-        spool.prepare_spare()
+        spool.prepare_spare(self._lock)
         with self._lock:
             limit = self._options.max_group_rows
             group, self._pending = self._pending[:limit], self._pending[limit:]
@@ -299,26 +301,34 @@ class Ledger:
         """Commit the rows of the oldest file that are nowhere else; ``False``: the ledger closed before it could."""
         try:
             with self._lock:
-                segment = spool.oldest_spilled()
-            payloads = [] if segment is None else segment.payloads()
+                oldest = spool.oldest_spilled()
+            payloads, damaged_bytes = ([], 0) if oldest is None else oldest[0].read()
         except OSError as error:
             log.error("journal of ledger %s: %s", self.name, error)
             return not self._closing
+        if oldest is None:
+            return True
+        segment, expected = oldest
         entries = [decode(payload) for payload in payloads]
         rows = [entry.values for entry in entries if not entry.is_admission]
         for start in range(0, len(rows), self._options.max_group_rows):
-            if not self._write_until_done(rows[start : start + self._options.max_group_rows], spool):
+            if not self._write_until_done(rows[start : start + self._options.max_group_rows], is_spilled=True):
                 return False
-        if segment is not None:
-            with self._lock:
-                spool.drop_oldest_spilled()
+        with self._lock:
+            spool.drop_oldest_spilled()
+            self._count(lost=expected - len(rows), damaged_bytes=damaged_bytes)
+            self._wake.notify_all()
+        if len(rows) < expected:
+            log.critical("journal %s is damaged: %d rows are lost", segment.path, expected - len(rows))
+            segment.set_aside()
+        else:
             self._forget([segment])
         return True
 
-    def _write_until_done(self, group: Sequence[Values], spilled: Spool | None = None) -> bool:
+    def _write_until_done(self, group: Sequence[Values], *, is_spilled: bool = False) -> bool:
         """Commit a group, again and again if need be; ``False`` when the ledger closes before it could.
 
-        ``spilled``: its rows come from there.
+        ``is_spilled``: its rows come from the journal, not from memory.
         """
         pause = self._options.retry_s
         while True:
@@ -333,14 +343,12 @@ class Ledger:
             pause = min(2 * pause, self._options.max_retry_s)
         with self._lock:
             self._succeeded()
-            done = [] if spilled is not None or self._spool is None else self._spool.take_sealed()
+            done = [] if is_spilled or self._spool is None else self._spool.take_sealed()
         self._forget(done)
         with self._lock:
             self._count(committed=len(group), duplicates=duplicates)
-            if spilled is None:
+            if not is_spilled:
                 self._in_flight = 0
-            else:
-                spilled.spilled_rows -= len(group)
             self._wake.notify_all()
         self._unrolled += len(group)
         if time.monotonic() >= self._adopt_at:

@@ -38,6 +38,7 @@ class LedgerStatus:
     conflicts: int = 0  # a row came twice with different content; the first one stands
     refused: int = 0  # rows that the table cannot hold; kept in the table ``refused``
     write_failures: int = 0
+    lost: int = 0  # rows that waited in a journal file which was damaged meanwhile; it is kept as ``.damaged``
     journal_failures: int = 0  # rows that were accepted without a journal record
     damaged_bytes: int = 0  # unreadable bytes at the end of adopted journals
     failing_since_ns: int | None = None

@@ -14,9 +14,11 @@ Nothing here takes a lock: the ledger's is held, but for ``prepare_spare``.
 from __future__ import annotations
 
 import logging
+import threading
 import uuid
 from collections import deque
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 from billing.journal import Segment
@@ -33,13 +35,14 @@ class Spool:
         self.is_spilling = False
         self.spilled_rows = 0
         self._segment_bytes = segment_bytes
-        self._made = 0
+        self._serials = count(1)
         self._current = self._new()
         self._spare: Segment | None = None  # the next file, made before it is needed
         self._sealed: list[Segment] = []
         self._waiting: list[Segment] = []
-        self._backlog: deque[Segment] = deque()
+        self._backlog: deque[tuple[Segment, int]] = deque()  # with the number of its rows
         self._backlog_bytes = 0
+        self._rows_here = 0  # spilled rows in the current file
         self._admitted: dict[str, bytes] = {}  # the records of requests that have no row yet
         self._carried_bytes = 0  # of those, what the current file began with
 
@@ -72,6 +75,7 @@ class Spool:
             self._to_backlog(self._turn())
         self._current.append(payload)
         self._admitted.pop(request_id, None)
+        self._rows_here += 1
         self.spilled_rows += 1
 
     def all_taken(self) -> None:
@@ -86,9 +90,9 @@ class Spool:
         done, self._sealed = self._sealed, []
         return done
 
-    def oldest_spilled(self) -> Segment | None:
-        """Return the file that is to be read back next; rows that come from now on are kept in memory again when it is
-        the last."""
+    def oldest_spilled(self) -> tuple[Segment, int] | None:
+        """Return the file that is to be read back next and how many rows it should hold; rows that come from now on are
+        kept in memory again when it is the last."""
         if not self._backlog and self.is_spilling:
             self._to_backlog(self._turn())
             self.is_spilling = False
@@ -96,19 +100,34 @@ class Spool:
 
     def drop_oldest_spilled(self) -> None:
         """Forget that file: the database holds its rows."""
-        self._backlog_bytes -= self._backlog.popleft().size_bytes
+        segment, rows = self._backlog.popleft()
+        self._backlog_bytes -= segment.size_bytes
+        self.spilled_rows -= rows
 
-    def prepare_spare(self) -> None:
-        """Make the next file when this one is full, without the lock: a slow disk keeps nobody waiting."""
-        if self._spare is None and self._is_full():
-            try:
-                self._spare = self._new()
-            except OSError as error:
-                log.error("journal %s: no new file: %s", self.directory, error)
+    def prepare_spare(self, lock: threading.Lock) -> None:
+        """Make the next file when this one is full, outside the lock: a slow disk keeps nobody waiting."""
+        if self._spare is not None or not self._is_full():
+            return
+        try:
+            made = self._new()
+            with lock:
+                if self._spare is None and made.serial > self._current.serial:
+                    self._spare = made
+                    return
+            made.remove()  # somebody needed the next file meanwhile and made one: files are read in their order
+        except OSError as error:
+            log.error("journal %s: no new file: %s", self.directory, error)
 
     def close(self, done: Sequence[Segment], *, keep: bool) -> None:
         """Leave the files, those that are done with among them, for whoever opens the ledger next, or remove them."""
-        for segment in (*done, *self._sealed, *self._waiting, *self._backlog, self._current, self._spare):
+        for segment in (
+            *done,
+            *self._sealed,
+            *self._waiting,
+            *(segment for segment, _ in self._backlog),
+            self._current,
+            self._spare,
+        ):
             if segment is not None:
                 if keep:
                     segment.close()
@@ -119,8 +138,7 @@ class Spool:
         return self._current.size_bytes - self._carried_bytes >= self._segment_bytes
 
     def _new(self) -> Segment:
-        self._made += 1
-        return Segment(self.directory, self.writer_id, self._made)
+        return Segment(self.directory, self.writer_id, next(self._serials))
 
     def _turn(self) -> Segment:
         """Begin the next file with what the last one still has to be kept for; return the last one."""
@@ -132,5 +150,6 @@ class Spool:
         return last
 
     def _to_backlog(self, segment: Segment) -> None:
-        self._backlog.append(segment)
+        self._backlog.append((segment, self._rows_here))
+        self._rows_here = 0
         self._backlog_bytes += segment.size_bytes

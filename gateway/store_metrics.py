@@ -19,6 +19,7 @@ _LEDGER_GAUGES: dict[str, tuple[str, Callable[[LedgerStatus], float]]] = {
 _LEDGER_COUNTERS: dict[str, tuple[str, Callable[[LedgerStatus], float]]] = {
     "keepwarm_ledger_write_failures": ("Attempts at a group commit that failed", lambda s: s.write_failures),
     "keepwarm_ledger_journal_failures": ("Rows accepted without a journal record", lambda s: s.journal_failures),
+    "keepwarm_ledger_lost_rows": ("Rows that waited in a journal file which was damaged", lambda s: s.lost),
     "keepwarm_ledger_conflicts": ("Second, different rows of a request", lambda s: s.conflicts),
     "keepwarm_ledger_refused_rows": ("Rows that the table cannot hold", lambda s: s.refused),
     "keepwarm_ledger_duplicates": ("Rows that were there already", lambda s: s.duplicates),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
-from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from billing.database import Line, Parameters, Values
@@ -239,7 +239,7 @@ class PostgresSession:
         """Close the connection; one that is broken is dropped."""
         try:
             self._connection.close()
-        except DBAPIError:
+        except SQLAlchemyError:
             self._connection.invalidate()
 
     @contextmanager
@@ -308,3 +308,5 @@ def _told(name: str) -> Iterator[None]:
         if error.connection_invalidated:
             raise LedgerUnavailable(f"ledger {name}: {error.orig}") from error
         raise LedgerError(f"ledger {name}: {error.orig}") from error
+    except SQLAlchemyError as error:  # the connection was lost before
+        raise LedgerUnavailable(f"ledger {name}: {error}") from error

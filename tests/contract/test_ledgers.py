@@ -433,3 +433,22 @@ class TestAway:
             assert ledger.flush(30)
             ledger.append(records[39])
         assert len(stored(database)) == accepted + 1
+
+    def test_a_damaged_file_is_told_and_kept(self, database: LedgerDatabase, caplog: pytest.LogCaptureFixture) -> None:
+        away = Away(database)
+        with Ledger(away, replace(QUICK, max_memory_rows=1)) as ledger:
+            away.is_away = True
+            for record in many(9):
+                ledger.append(record)
+            (*_, newest) = sorted(database.journal_dir.glob("*.journal"))
+            data = bytearray(newest.read_bytes())
+            data[-1] ^= 1
+            newest.write_bytes(data)
+            away.is_away = False
+            assert ledger.flush(30)
+            while ledger.status().spilled:
+                ledger.flush(0.01)
+            assert (ledger.status().lost, ledger.status().committed) == (1, 8)
+        assert "1 rows are lost" in caplog.text
+        assert [path.suffix for path in database.journal_dir.iterdir()] == [".damaged"]
+        assert len(stored(database)) == 8

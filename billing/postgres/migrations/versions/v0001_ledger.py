@@ -166,7 +166,9 @@ DECLARE
   name TEXT := 'requests_' || to_char(at, 'YYYY_MM');
 BEGIN
   IF to_regclass(name) IS NOT NULL THEN RETURN; END IF;
-  EXECUTE format('CREATE TABLE %I PARTITION OF requests FOR VALUES FROM (%s) TO (%s)',
+  -- attached, not made in place: that would wait for every reader of the ledger, and let others wait behind it
+  EXECUTE format('CREATE TABLE %I (LIKE requests INCLUDING ALL)', name);
+  EXECUTE format('ALTER TABLE requests ATTACH PARTITION %I FOR VALUES FROM (%s) TO (%s)',
                  name, ledger_month_ns(months), ledger_month_ns(months + 1));
   EXECUTE format('CREATE TRIGGER no_truncate BEFORE TRUNCATE ON %I FOR EACH STATEMENT EXECUTE FUNCTION refuse()', name);
 END $$;
