@@ -39,13 +39,13 @@ def measure(page_tokens: int) -> PageCost:
     empty, blocks = index.stats().used_bytes, 0
     tokens = np.arange(_PROMPTS * _PROMPT_TOKENS, dtype=np.uint32).reshape(_PROMPTS, _PROMPT_TOKENS)
     for prompt in tokens:
-        hashes = routing_hash_array(prompt, page_tokens, 0)  # type: ignore[arg-type]  # an array is a sequence here
+        hashes = routing_hash_array(prompt, page_tokens, 0)
         index.stored("a", Tier.DEVICE, hashes, hashes ^ np.uint64(1))
         blocks += len(hashes)
     spent = []
     for prompt in tokens[:_REPEATS]:
         begun = time.perf_counter()
-        index.match(routing_hash_array(prompt, page_tokens, 0))  # type: ignore[arg-type]
+        index.match(routing_hash_array(prompt, page_tokens, 0))
         spent.append(time.perf_counter() - begun)
     per_block = (index.stats().used_bytes - empty) / blocks
     return PageCost(page_tokens, round(per_block * 1_000_000 / page_tokens), min(spent))

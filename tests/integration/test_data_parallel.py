@@ -76,6 +76,11 @@ def _holds(publisher: EventPublisher, tokens: list[int]) -> None:
     publisher.publish([BlocksStored(names, None, tuple(tokens[: len(names) * BLOCK]), BLOCK, Tier.DEVICE)])
 
 
+async def _known(client: Client, *, blocks: int) -> None:
+    """Wait until the index knows so many blocks."""
+    await client.until(lambda: client.gateway.index.stats().blocks == blocks)
+
+
 async def _sent(client: Client, engine: ScriptedEngine, tokens: list[int]) -> tuple[str | None, int, Asked]:
     body = {"model": "m", "prompt": tokens}
     async with client.session.post(f"{client.url}/v1/completions", json=body) as response:
@@ -91,7 +96,7 @@ async def test_a_request_goes_to_the_rank_that_holds_its_prefix(tmp_path: Path) 
         prompts = [[rank, *PROMPT] for rank in range(RANKS)]
         for publisher, prompt in zip(publishers, prompts, strict=True):
             _holds(publisher, prompt)
-        await client.until(lambda: client.gateway.index.stats().blocks == 5 * RANKS)
+        await _known(client, blocks=5 * RANKS)
         for rank, prompt in enumerate(prompts):
             instance, hits, asked = await _sent(client, engine, prompt)
             assert (instance, hits) == (["e0", "e0.dp1", "e0.dp2"][rank], 5 * BLOCK)
@@ -101,14 +106,14 @@ async def test_a_request_goes_to_the_rank_that_holds_its_prefix(tmp_path: Path) 
 async def test_ranks_go_and_come_with_their_server(tmp_path: Path) -> None:
     async with _server() as (engine, publishers), _gateway(tmp_path, engine) as client:
         _holds(publishers[1], PROMPT)
-        await client.until(lambda: client.gateway.index.stats().blocks == 5)
+        await _known(client, blocks=5)
         await engine.close()
         fleet = client.gateway.fleet
         await client.until(lambda: not any(instance.takes_requests for instance in fleet.instances.values()))
         await client.until(lambda: not client.gateway.index.instances())
         await engine.open()
         await client.until(lambda: all(instance.takes_requests for instance in fleet.instances.values()))
-        await client.until(lambda: client.gateway.index.stats().blocks == 5)
+        await _known(client, blocks=5)
         assert len(fleet.instances) == RANKS
         assert (await _sent(client, engine, PROMPT))[:2] == ("e0.dp1", 5 * BLOCK)
 
@@ -118,7 +123,7 @@ async def test_every_rank_is_known_again_by_the_next_gateway(tmp_path: Path) -> 
         async with _gateway(tmp_path, engine) as client:
             for number in range(5):
                 _holds(publishers[1], [number, *PROMPT])
-                await client.until(lambda count=number + 1: client.gateway.index.stats().blocks == 5 * count)  # type: ignore[misc]
+                await _known(client, blocks=5 * (number + 1))
         async with _gateway(tmp_path, engine) as client:
             for number in range(5):
                 assert (await _sent(client, engine, [number, *PROMPT]))[:2] == ("e0.dp1", 5 * BLOCK)

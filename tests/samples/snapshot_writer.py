@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -48,6 +49,11 @@ class Feed:
 
     def state(self) -> SourceState:
         return SourceState("a", "tcp://x", "m", 16, None, self.batches, ((self.batches - 1, 1.0),), "complete")
+
+
+def only(feed: object) -> Callable[[], list[Any]]:
+    """Return what lists one feed."""
+    return lambda: [feed]
 
 
 class SlowFile:
@@ -104,8 +110,7 @@ async def write(home: Path, step: int) -> None:
             hashes = [batches << 40 | number for number in range(start, start + BATCH)]
             index.stored("a", Tier.DEVICE, hashes, hashes)
         steps.left = step if batches == 2 else None
-        feed = cast(Any, Feed(batches))
-        assert await writer.save(lambda feed=feed: [feed])  # type: ignore[misc]
+        assert await writer.save(only(Feed(batches)))
 
 
 def main(home: Path) -> None:
