@@ -1,4 +1,4 @@
-"""How the gateway prices what it serves: by several books, an instance's region, the tier that an answer names; and marks."""
+"""How the gateway prices what it serves: by several books, by region, by the tier that an answer names; and marks."""
 
 from __future__ import annotations
 
