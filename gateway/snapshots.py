@@ -21,8 +21,9 @@ from msgspec import structs
 from engine_adapter.base import EventSource
 from gateway.feeds import Feed
 from radix_index.base import Knowledge
+from radix_index.errors import SnapshotError
 from radix_index.index import RadixIndex
-from radix_index.snapshot import Header, Snapshot, SnapshotError, SnapshotWriter, SourceState, apply_part
+from radix_index.snapshot import Header, Snapshot, SnapshotWriter, SourceState, apply_part
 
 _log = logging.getLogger(__name__)
 

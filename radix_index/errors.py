@@ -2,7 +2,8 @@
 
 ```
 RadixIndexError
-└── UnknownHolderError     an instance or a pool that was never added, or was removed
+├── UnknownHolderError     an instance or a pool that was never added, or was removed
+└── SnapshotError          bytes that are no snapshot of this version, or not a whole one
 ```
 
 Nothing an engine says raises: an event that makes no sense is ignored and counted (``radix_index.source``).
@@ -24,3 +25,7 @@ class UnknownHolderError(RadixIndexError, KeyError):
 
     def __str__(self) -> str:
         return f"no instance or pool named {self.holder!r} is in the index"
+
+
+class SnapshotError(RadixIndexError):
+    """Bytes that are no snapshot of this version, or not a whole one."""

@@ -23,6 +23,7 @@ import xxhash
 from kvstore.block import ROUTING_HASH_VERSION
 from kvstore.page import Tier
 from radix_index.base import HashArray, PrefixIndex
+from radix_index.errors import SnapshotError
 
 MAGIC = b"keepwarm index 1, hashes %d\n" % ROUTING_HASH_VERSION
 REMEMBERED_BATCHES = 64
@@ -32,10 +33,6 @@ _FRAME = struct.Struct("<IQ")
 _TIER_BITS = [(1 << tier, tier) for tier in Tier]
 T = TypeVar("T")
 HolderBits: TypeAlias = tuple[str, int]  # a holder's name, and 1 << Tier for each tier in which it has a block
-
-
-class SnapshotError(Exception):
-    """Bytes that are no snapshot, or not a whole one."""
 
 
 class SourceState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,9 +12,10 @@ from kvstore.block import routing_hashes, routing_seed
 from kvstore.events import BlocksRemoved, BlocksStored, EventBatch, KvEvent, TierCleared
 from kvstore.page import Tier
 from radix_index.base import PrefixIndex
+from radix_index.errors import SnapshotError
 from radix_index.index import RadixIndex
 from radix_index.naive import NaiveIndex
-from radix_index.snapshot import MAGIC, Header, Snapshot, SnapshotError, SnapshotWriter, SourceState, apply_part
+from radix_index.snapshot import MAGIC, Header, Snapshot, SnapshotWriter, SourceState, apply_part
 from radix_index.source import SourceFold
 
 SIZE = 4
