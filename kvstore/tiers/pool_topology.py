@@ -125,11 +125,12 @@ class PoolServers:
             return True
         with self._lock:
             look = self._ask_sentinel if self._url.kind is PoolKind.SENTINEL else self._ask_node
-            candidates = [*self.masters(), *self._url.servers] if self._single is None else self._url.servers
-            for number, candidate in enumerate(candidates):
-                until_s = time.monotonic() + max(0.0, deadline_s - time.monotonic()) / (len(candidates) - number)
+            masters = [server.address for server in self.masters()] if self._single is None else []
+            addresses = [*masters, *self._url.servers]
+            for number, address in enumerate(addresses):
+                until_s = time.monotonic() + max(0.0, deadline_s - time.monotonic()) / (len(addresses) - number)
                 try:
-                    if look(candidate.address if isinstance(candidate, Server) else candidate, until_s):
+                    if look(address, until_s):
                         self._known = True
                         return True
                 except ConnectionFault:
