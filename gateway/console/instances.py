@@ -74,6 +74,6 @@ def _score(basis: str, stats: PredictionStats) -> ScoreView:
         basis=_BASIS[basis],
         answers=count(stats.answers),
         exact=share(stats.exact, stats.answers),
-        mean_error=f"{stats.mean_error_tokens:+.1f}" if stats.error_tokens else "0",
+        mean_error=f"{stats.mean_error_tokens:+.1f}".replace("-", "−") if stats.error_tokens else "0",
         mean_absolute_error=f"{stats.mean_absolute_error_tokens:.1f}" if stats.absolute_error_tokens else "0",
     )
