@@ -26,13 +26,15 @@ def month_filter(month: str) -> RowFilter:
 
 
 def allowance_rows(reader: LedgerReader, month: str, now_ns: int) -> list[LedgerRow]:
-    """Return the credits that a month's allowances still lack. Raises ``LedgerError``, ``PriceBookError``.
+    """Return the credits that a month's allowances still lack.
 
+    Raises ``RowsRemoved`` when retention has removed rows of the month, ``LedgerError``, ``PriceBookError``.
     Memory by the month's rows that have a price version with allowances; a ledger without any is not read.
     """
     books = reader.price_books()
     if not any(book.file.allowance for book in books.values()):
         return []
+    reader.check_kept(month_filter(month))
     granted = grants(reader.rows(month_filter(month)), books)
     return missing_credits(granted, reader.credits(), ALLOWANCE, month, now_ns)
 

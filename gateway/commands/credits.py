@@ -27,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     settle = actions.add_parser("settle", help="post what a month's free allowances come to and is not posted yet")
     lost = actions.add_parser("lost-hits", help="post what the price book gives back for a month's lost hits")
     lost.add_argument("--traces", metavar="PATH", help="the trace store to read (default: the settings' one)")
+    lost.add_argument(
+        "--partial", action="store_true", help="some of its traces are gone: post what is found and take nothing back"
+    )
     listed = actions.add_parser("list", help="list the credits that are posted")
     for action in (settle, lost):
         action.add_argument("month", metavar="MONTH", help="2026-11, of the UTC calendar")
@@ -70,10 +73,16 @@ def _lost_hits(args: argparse.Namespace) -> list[LedgerRow]:
     assert where.until_ns is not None
     args.since, args.until = None, utc_text(where.until_ns)
     records, books = load_asked(args)
+    arrived = sum(record.stamps.arrived_ns >= where.since_ns for record in records)
     losses = attribute(records, books).lost
     granted = lost_hit_grants(each for each in losses if each.record.stamps.arrived_ns >= where.since_ns)
     with LedgerReader(ledger_place(args)) as reader:
-        return missing_credits(granted, reader.credits(), LOST_HITS, args.month, time.time_ns())
+        reader.check_kept(where)
+        billed = sum(not row.revision and row.arrived_ns >= where.since_ns for row in reader.rows(where))
+        rows = missing_credits(granted, reader.credits(), LOST_HITS, args.month, time.time_ns())
+    if arrived < billed and not args.partial:
+        raise ReportError(f"the traces of {billed - arrived} of the month's {billed} requests are gone: see --partial")
+    return [row for row in rows if (row.amount_nano or 0) < 0] if args.partial else rows
 
 
 def _list(args: argparse.Namespace) -> int:

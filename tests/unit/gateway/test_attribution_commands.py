@@ -102,6 +102,19 @@ def test_what_was_restarted_is_named_by_the_caller(home: Path, capsys: pytest.Ca
     assert "write INSTANCE=TIME" in capsys.readouterr().err
 
 
+def test_credits_are_not_taken_back_because_traces_are_gone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words(home, "credits", "lost-hits", "2026-09")) == 0
+    (home / "traces.sqlite3").unlink()
+    traces = TraceStore(home / "traces.sqlite3", TraceStoreOptions(max_age_ns=None))
+    traces.append(RECORDS[0])
+    assert traces.close()
+    capsys.readouterr()
+    assert main(words(home, "credits", "lost-hits", "2026-09")) == 1
+    assert "the traces of 2 of the month's 3 requests are gone" in capsys.readouterr().err
+    assert main([*words(home, "credits", "lost-hits", "2026-09"), "--partial"]) == 0
+    assert "nothing to post" in capsys.readouterr().out
+
+
 def test_credits_are_posted_once(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ledger = home / "ledger.sqlite3"
     lost = words(home, "credits", "lost-hits", "2026-09")
