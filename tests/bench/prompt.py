@@ -4,7 +4,10 @@ For each size of context (5k, 8k and 100k tokens) and each growth (300 and 500 t
 call and its result a step, have just reached that size; their next steps are measured, all in turn:
 
 * ``body_ms``: reading the body, which is linear in it whatever is done with it (``read_ask``).
-* ``prompt_ms``: messages to ids and routing hashes (``PromptEncoder.encode_chat_hashed``).
+* ``prompt_ms``: messages to ids and routing hashes (``PromptEncoder.encode_chat_hashed``); of it ``hash_ms`` for the
+  hashes and ``tokens_ms`` for all the rest.
+* ``echo_ms``: the same once more, with its text's segments known by now, where each call was generated in other tokens
+  than rendering makes of it, and these are kept.
 * ``whole_ms``: the same without memory of conversations; ``naive_ms``: without any memory.
 
 Times are of the wall clock; with ``cpu`` in the name, the thread's own, for machines that others use as well.
@@ -26,10 +29,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import engine_adapter.prompt as prompt_module
+from engine_adapter.answers import AnswerMemo, Answers, EchoState
 from engine_adapter.embedded.weights import ensure_default_model
 from engine_adapter.prompt import EncodedPrompt, PromptEncoder, Wire
-from gateway.prompts import wire_of
+from gateway.prompt_job import Answerable, Quotations, wire_of
 from gateway.protocols.openai import read_ask
+from tracing.messages import message_chain
 
 CONTEXTS = (5_000, 8_000, 100_000)
 GROWTHS = (300, 500)
@@ -58,6 +64,9 @@ _WORDS = (
     "path",
     "read",
 )
+
+
+Times = list[tuple[float, float]]
 
 
 class Agent:
@@ -96,19 +105,77 @@ class Agent:
         return "\n".join(f"{number:4}  {line}" for number, line in enumerate(lines))
 
 
+class Hashing:
+    """Times what is hashed for prompts, in the one place where that is done."""
+
+    def __init__(self) -> None:
+        self._hash, self._spent = prompt_module.routing_hash_array, (0.0, 0.0)
+
+    def __enter__(self) -> Hashing:
+        prompt_module.routing_hash_array = self._timed
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        prompt_module.routing_hash_array = self._hash
+
+    def _timed(self, *arguments: Any, **named: Any) -> Any:
+        wall, own = time.perf_counter_ns(), time.thread_time_ns()
+        hashes = self._hash(*arguments, **named)
+        spent = (time.perf_counter_ns() - wall) / 1e6, (time.thread_time_ns() - own) / 1e6
+        self._spent = self._spent[0] + spent[0], self._spent[1] + spent[1]
+        return hashes
+
+    def take_ms(self) -> tuple[float, float]:
+        """Return the time since the last call, on the wall clock and the thread's own."""
+        spent, self._spent = self._spent, (0.0, 0.0)
+        return spent
+
+
+class Echoes:
+    """One agent's prompts where every call stands as it was generated: a token for each character."""
+
+    def __init__(self, encoder: PromptEncoder) -> None:
+        self._encoder, self._memo = encoder, AnswerMemo()
+        self._asked: Answerable | None = None
+
+    def answered(self, message: Mapping[str, Any]) -> None:
+        """Take in the answer to the last prompt."""
+        function = message["tool_calls"][0]["function"]
+        text = f'<tool_call>\n{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}\n</tool_call>'
+        generated = [i for char in text for i in self._encoder.tokenizer.encode(char, add_special_tokens=False).ids]
+        assert self._asked is not None
+        answer = self._asked.answer(message, generated)
+        assert answer is not None
+        self._memo.remember(self._asked.name, answer)
+
+    def prompt(self, messages: Sequence[Mapping[str, object]], wire: Wire | None, times: Times) -> EncodedPrompt:
+        """Make the next prompt, timed; the chain of messages is the gateway's, for which runs are known."""
+        quotations = Quotations(self._memo, b"bench", message_chain(messages))
+        made = _timed(times, lambda: _prompt(self._encoder, messages, wire, quotations))
+        assert isinstance(made, EncodedPrompt)
+        assert made.scope is not None
+        self._asked = Answerable(quotations.name(made.scope), made, self._encoder.stop_token_ids)
+        return made
+
+
 class Case:
     """Agents that have reached one context and grow alike, and what was measured of them."""
 
-    def __init__(self, encoders: Encoders, context: int, growth: int, agents: int) -> None:
-        self.encoders, self.context = encoders, context
+    def __init__(self, encoders: Encoders, context: int, growth: int, agents: int, hashing: Hashing) -> None:
+        self.encoders, self.context, self._hashing = encoders, context, hashing
         self.agents = [Agent(encoders.ours, growth, seed=context * 1000 + growth + seed) for seed in range(agents)]
-        self.times: dict[str, list[tuple[float, float]]] = {name: [] for name in ("body", "prompt", "whole", "naive")}
+        self.times: dict[str, Times] = {
+            name: [] for name in ("body", "prompt", "tokens", "hash", "echo", "whole", "naive")
+        }
         self.new_tokens: list[int] = []
         self._lengths = []
         for agent in self.agents:
             agent.grow(context)
             self._lengths.append(len(_prompt(encoders.ours, agent.messages)))
             _prompt(encoders.forgetful, agent.messages)
+        self._echoes = [Echoes(encoders.ours) for _ in self.agents]
+        for echoes, agent in zip(self._echoes, self.agents, strict=True):
+            echoes.prompt(agent.messages, None, [])
         self.body_bytes = 0
 
     def step(self, number: int) -> None:
@@ -118,7 +185,14 @@ class Case:
         body = json.dumps({"model": "m", "messages": agent.messages, "tools": [TOOL]}).encode()
         self.body_bytes = len(body)
         ask = _timed(times["body"], lambda: read_ask(body, "chat"))
+        self._hashing.take_ms()
         prompt = _timed(times["prompt"], lambda: _prompt(encoders.ours, ask.messages, wire_of(ask, body)))
+        times["hash"].append(hashed := self._hashing.take_ms())
+        wall, own = times["prompt"][-1]
+        times["tokens"].append((wall - hashed[0], own - hashed[1]))
+        self._echoes[number].answered(agent.messages[-2])
+        echoed = self._echoes[number].prompt(ask.messages or (), wire_of(ask, body), times["echo"])
+        assert echoed.echo.state is EchoState.KEPT
         self.new_tokens.append(len(prompt) - self._lengths[number])
         self._lengths[number] = len(prompt)
         if number < 3:
@@ -149,12 +223,15 @@ class Encoders:
 
 
 def _prompt(
-    encoder: PromptEncoder, messages: Sequence[Mapping[str, object]], wire: Wire | None = None
+    encoder: PromptEncoder,
+    messages: Sequence[Mapping[str, object]],
+    wire: Wire | None = None,
+    answers: Answers | None = None,
 ) -> EncodedPrompt:
-    return encoder.encode_chat_hashed(messages, [TOOL], seed=1, block_sizes=[BLOCK_SIZE], wire=wire)
+    return encoder.encode_chat_hashed(messages, [TOOL], seed=1, block_sizes=[BLOCK_SIZE], wire=wire, answers=answers)
 
 
-def _timed(times: list[tuple[float, float]], work: Callable[[], Any]) -> Any:
+def _timed(times: Times, work: Callable[[], Any]) -> Any:
     """Do the work; add its time on the wall clock and the thread's own, in ms."""
     wall, own = time.perf_counter_ns(), time.thread_time_ns()
     result = work()
@@ -176,18 +253,19 @@ def run(agents: int) -> dict[str, Any]:
         PromptEncoder.load(model_dir, conversation_bytes=0, memo_bytes=1 << 28),
         PromptEncoder.load(model_dir, conversation_bytes=0, memo_bytes=0),
     )
-    running = {
-        f"{context // 1000}k+{growth}": Case(encoders, context, growth, agents)
-        for context in CONTEXTS
-        for growth in GROWTHS
-    }
-    gc.collect()
-    gc.freeze()  # what stands here is the benchmark's
-    for _ in range(STEPS):
-        for number in range(agents):
-            for case in running.values():
-                case.step(number)
-    gc.unfreeze()
+    with Hashing() as hashing:
+        running = {
+            f"{context // 1000}k+{growth}": Case(encoders, context, growth, agents, hashing)
+            for context in CONTEXTS
+            for growth in GROWTHS
+        }
+        gc.collect()
+        gc.freeze()  # what stands here is the benchmark's
+        for _ in range(STEPS):
+            for number in range(agents):
+                for case in running.values():
+                    case.step(number)
+        gc.unfreeze()
     cases = {name: case.result() for name, case in running.items()}
     ratios: dict[str, float] = {}
     for name, case in cases.items():
