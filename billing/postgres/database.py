@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
+from sqlalchemy import URL, Connection, Engine, TextClause, create_engine, make_url, text
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
@@ -186,7 +186,7 @@ class PostgresSession:
         with _told(self._name):
             savepoint = self._connection.begin_nested()
             try:
-                inserted = self._connection.execute(_insert(), arrays).rowcount
+                inserted: int = self._connection.execute(_insert(), arrays).rowcount
             except (DataError, IntegrityError) as error:
                 savepoint.rollback()
                 raise RowsRefused(str(error.orig)) from error
@@ -253,7 +253,7 @@ class PostgresSession:
 
 
 @cache
-def _insert() -> object:
+def _insert() -> TextClause:
     """Return the statement that inserts rows, given as an array for each column, whose ids are not there yet."""
     types = LedgerRow.__annotations__
     arrays = ", ".join(f"CAST(:{name} AS {_TYPES[str(types[name])]}[])" for name in columns())
