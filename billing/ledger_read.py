@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
-from operator import sub
+from itertools import groupby
+from operator import attrgetter, sub
 from types import TracebackType
 from typing import Literal
 
@@ -98,10 +100,26 @@ class LedgerReader:
         """Close the session. Idempotent."""
         self._session.close()
 
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Within the block all is read of one state of the ledger. Not around ``report``, which does so itself."""
+        return self._session.reading()
+
     def rows(self, where: RowFilter = ALL_ROWS) -> Iterator[LedgerRow]:
         """Go through the rows that are kept, in the order in which they were written. Raises ``LedgerError``."""
+        return self._rows(where)
+
+    def rows_by_posting(self, where: RowFilter = ALL_ROWS) -> Iterator[LedgerRow]:
+        """Go through the rows that are kept in the order of the accounts: by ``posted_ns``, id and revision.
+
+        The database sorts, so that memory is bounded. Raises ``LedgerError``.
+        """
+        for _, at_once in groupby(self._rows(where, order="posted_ns"), key=attrgetter("posted_ns")):
+            yield from sorted(at_once, key=attrgetter("request_id", "revision"))  # as no database's locale has it
+
+    def _rows(self, where: RowFilter, only: str = "", order: str = "seq") -> Iterator[LedgerRow]:
         clause, values = self._kept(where).sql()
-        sql = f"SELECT {', '.join(columns())} FROM requests{clause} ORDER BY seq"
+        test = f"{clause or ' WHERE true'} AND {only}" if only else clause
+        sql = f"SELECT {', '.join(columns())} FROM requests{test} ORDER BY {order}"
         for line in self._session.stream(sql, values):
             yield LedgerRow(*line)
 
@@ -212,11 +230,11 @@ class LedgerReader:
 
     def credits(self) -> Iterator[LedgerRow]:
         """Go through the credits that are kept, in the order in which they were posted. Raises ``LedgerError``."""
-        clause, values = self._kept(ALL_ROWS).sql()
-        sql = f"""SELECT {", ".join(columns())} FROM requests{clause or " WHERE true"}
-          AND revision > 0 AND endpoint = 'credit' ORDER BY seq"""
-        for line in self._session.stream(sql, values):
-            yield LedgerRow(*line)
+        return self._rows(ALL_ROWS, "revision > 0 AND endpoint = 'credit'")
+
+    def corrections(self, where: RowFilter = ALL_ROWS) -> Iterator[LedgerRow]:
+        """Go through the corrections that are kept, credits aside. Raises ``LedgerError``."""
+        return self._rows(where, "revision > 0 AND endpoint <> 'credit'")
 
     def history(self, request_id: str) -> list[LedgerRow]:
         """Return all rows of one request, in order of their revisions. Raises ``LedgerError``."""

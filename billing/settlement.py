@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
-from billing.allowances import grants, period_of
+from billing.allowances import grants_in_order, period_of
 from billing.credits import ALLOWANCE, Grant, GrantKey, credit_rows, key_of, period_end, posted_grants
 from billing.database import Place
 from billing.ledger_read import LedgerReader, RowFilter
@@ -29,14 +29,19 @@ def allowance_rows(reader: LedgerReader, month: str, now_ns: int) -> list[Ledger
     """Return the credits that a month's allowances still lack.
 
     Raises ``RowsRemoved`` when retention has removed rows of the month, ``LedgerError``, ``PriceBookError``.
-    Memory by the month's rows that have a price version with allowances; a ledger without any is not read.
+    Memory by the month's corrections and credits; a ledger whose books have no allowance is not read.
     """
     books = reader.price_books()
     if not any(book.file.allowance for book in books.values()):
         return []
     reader.check_kept(month_filter(month))
-    granted = grants(reader.rows(month_filter(month)), books)
-    return missing_credits(granted, reader.credits(), ALLOWANCE, month, now_ns)
+    with reader.snapshot():
+        return missing_credits(_granted(reader, month, books), reader.credits(), ALLOWANCE, month, now_ns)
+
+
+def _granted(reader: LedgerReader, month: str, books: Mapping[str, PriceBook]) -> dict[GrantKey, Grant]:
+    where = month_filter(month)
+    return grants_in_order(reader.rows_by_posting(where), list(reader.corrections(where)), books)
 
 
 def settle(place: Place, month: str, now_ns: int) -> list[LedgerRow]:
@@ -85,6 +90,5 @@ def unsettled(reader: LedgerReader, books: Mapping[str, PriceBook]) -> Iterator[
         is_open = period_of(closed_ns, "month")[0] <= month
         if is_open or where.since_ns is None or (removal is not None and where.since_ns < removal.before_ns):
             continue
-        granted = grants(reader.rows(where), books)
-        for row in missing_credits(granted, reader.credits(), ALLOWANCE, month, closed_ns):
+        for row in missing_credits(_granted(reader, month, books), reader.credits(), ALLOWANCE, month, closed_ns):
             yield f"{row.request_id}: its credits are {-(row.amount_nano or 0)} nano-units less than its rows grant"
