@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import Any
 
 from gateway.replay.workload import TraceRequest, Workload
@@ -46,7 +47,7 @@ def arrivals(workload: Workload, concurrent: int) -> list[TraceRequest]:
     if not workload.header.closed:
         return workload.requests
     first = iter([request for request in workload.requests if request.is_first])
-    under_way = [(0.0, request.number, request) for request, _ in zip(first, range(concurrent), strict=False)]
+    under_way = [(0.0, request.number, request) for request in islice(first, concurrent)]
     heapify(under_way)
     order = []
     while under_way:

@@ -57,7 +57,10 @@ class S3Fifo(PrefixPolicy[KeyT]):
         self._pass_over(key)
 
     def _candidate(self) -> KeyT | None:
-        while self._ordered:
+        if not self._ordered:
+            return None
+        rounds = (_MOST_HITS + 1) * len(self._main) + len(self._small)  # then all in the main queue is in use
+        for _ in range(rounds):
             if self._small and (len(self._small) > _SMALL_SHARE * len(self._hits) or not self._main):
                 key = next(iter(self._small))
                 if key in self._ordered and self._hits[key] < 2:
@@ -70,4 +73,4 @@ class S3Fifo(PrefixPolicy[KeyT]):
                 return key
             self._main.move_to_end(key)
             self._hits[key] = max(0, self._hits[key] - 1)
-        return None
+        return next(key for key in (*self._small, *self._main) if key in self._ordered)
