@@ -91,6 +91,9 @@ class LedgerDatabase(Protocol):
         Raises ``LedgerUnavailable`` when it cannot be reached now, ``LedgerError`` when it never will be a ledger.
         """
 
+    def version(self) -> str | None:
+        """Return the schema's version, ``None`` where there are no tables yet. Raises ``LedgerError``."""
+
     def migrate(self, grant_to: str | None = None) -> tuple[str | None, str]:
         """Bring the schema up whatever the policy; return the version before and after.
 

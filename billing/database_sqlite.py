@@ -51,6 +51,13 @@ class SqliteDatabase:
         """Connect for writing; an absent file is created, an older schema brought up."""
         return SqliteSession(schema.connect(self.path), self.name)
 
+    def version(self) -> str | None:
+        """Opening it tells that it is this version's."""
+        if not self.path.exists():
+            return None
+        self.open_readonly().close()
+        return str(schema.SCHEMA_VERSION)
+
     def migrate(self, grant_to: str | None = None) -> tuple[str | None, str]:
         """Opening it for writing does it; a file has no roles."""
         self.open().close()

@@ -87,6 +87,14 @@ class PostgresDatabase:
             raise
         return PostgresSession(connection, self.name)
 
+    def version(self) -> str | None:
+        """Ask for it."""
+        connection = self._connect(isolation="REPEATABLE READ", read_only=True)
+        try:
+            return self._version(connection)
+        finally:
+            connection.close()
+
     def migrate(self, grant_to: str | None = None) -> tuple[str | None, str]:
         """Bring the schema up; return the version before and after. ``grant_to``: a role that gateways run as."""
         connection = self._connect(isolation="READ COMMITTED", read_only=False)

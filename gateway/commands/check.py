@@ -61,6 +61,8 @@ def _checks(settings: Settings, client: WireClient) -> Iterator[tuple[str, Check
     yield "home", lambda: _home(settings.home)
     yield "address", lambda: _address(settings)
     yield "prices", lambda: _prices(settings)
+    if settings.ledger.url is not None:
+        yield "ledger", lambda: _ledger(settings)
     for instance in settings.instances:
         yield f"instance {instance.id}", lambda instance=instance: _instance(instance, client)  # type: ignore[misc]
     for model in settings.models:
@@ -103,6 +105,16 @@ async def _address(settings: Settings) -> str:
 async def _prices(settings: Settings) -> str:
     books = assembly.price_shelf(settings).books
     return "; ".join(f"{book.name}, version {book.version}, {book.currency}" for book in books)
+
+
+async def _ledger(settings: Settings) -> str:
+    place = assembly.ledger_place(settings)
+    if isinstance(place, Path):
+        return str(place)
+    version = await asyncio.to_thread(place.version)
+    if version is None and settings.ledger.migrate == "never":
+        raise CheckFailed(f"{place.name} has no tables: 'keepwarm ledger migrate' makes them")
+    return f"{place.name}, " + ("no tables yet: the first start makes them" if version is None else f"schema {version}")
 
 
 async def _instance(settings: InstanceSettings, client: WireClient) -> str:

@@ -365,6 +365,9 @@ class Away:
     def open_readonly(self) -> LedgerSession:
         return self.inner.open_readonly()
 
+    def version(self) -> str | None:
+        return self.inner.version()
+
     def migrate(self, grant_to: str | None = None) -> tuple[str | None, str]:
         return self.inner.migrate(grant_to)
 

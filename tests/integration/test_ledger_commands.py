@@ -14,8 +14,8 @@ from billing.ledger import Ledger
 from billing.postgres.database import postgres_database
 from billing.prices import PriceBook
 from gateway.assembly import ledger_place
+from gateway.commands import check, report
 from gateway.commands import ledger as ledger_command
-from gateway.commands import report
 from gateway.errors import SettingsError
 from gateway.settings import load_settings
 from tests.samples.billed import many
@@ -75,12 +75,18 @@ def test_the_url_may_stand_on_the_command_line(
     postgres: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = postgres.database()
+    config = tmp_path / "keepwarm.toml"
+    config.write_text(f'home = "{tmp_path}"\n[ledger]\nurl = "{url}"\n[embedded]\npool_bytes = 0\n')
+    run(check, "--config", str(config))
+    assert "no tables yet" in capsys.readouterr().out
     assert run(report, "--ledger", url, "--home", str(tmp_path)) == 1
     assert "keepwarm ledger migrate" in capsys.readouterr().err
     assert run(ledger_command, "migrate", "--ledger", url, "--home", str(tmp_path)) == 0
     assert "schema none -> 0001" in capsys.readouterr().out
     assert run(report, "--ledger", url, "--home", str(tmp_path), "--json") == 0
     assert json.loads(capsys.readouterr().out)["totals"] == []
+    run(check, "--config", str(config))
+    assert ", schema 0001" in capsys.readouterr().out
 
 
 def test_settings_name_one_ledger(tmp_path: Path) -> None:
