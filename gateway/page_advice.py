@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.block import routing_hash_array
 from kvstore.page import Tier
@@ -39,16 +42,20 @@ def measure(page_tokens: int) -> PageCost:
     empty, blocks = index.stats().used_bytes, 0
     tokens = np.arange(_PROMPTS * _PROMPT_TOKENS, dtype=np.uint32).reshape(_PROMPTS, _PROMPT_TOKENS)
     for prompt in tokens:
-        hashes = routing_hash_array(prompt, page_tokens, 0)
+        hashes = _hashes(prompt, page_tokens)
         index.stored("a", Tier.DEVICE, hashes, hashes ^ np.uint64(1))
         blocks += len(hashes)
     spent = []
     for prompt in tokens[:_REPEATS]:
         begun = time.perf_counter()
-        index.match(routing_hash_array(prompt, page_tokens, 0))
+        index.match(_hashes(prompt, page_tokens))
         spent.append(time.perf_counter() - begun)
     per_block = (index.stats().used_bytes - empty) / blocks
     return PageCost(page_tokens, round(per_block * 1_000_000 / page_tokens), min(spent))
+
+
+def _hashes(prompt: npt.NDArray[np.uint32], page_tokens: int) -> npt.NDArray[np.uint64]:
+    return routing_hash_array(cast("Sequence[int]", prompt), page_tokens, 0)
 
 
 def advice(page_tokens: int) -> str | None:
