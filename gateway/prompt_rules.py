@@ -47,7 +47,11 @@ class PromptRules:
 def rules_for(instances: Sequence[Instance], options: ModelOptions, ask: Ask) -> PromptRules:
     """Return what holds for a request of this model."""
     choice = ask.form.values.get("tool_choice")
-    shown = [i.spec.adapter.prompt_tools(ask.tools, choice, i.facts and i.facts.version) for i in instances]
+    versions = [instance.facts.version if instance.facts is not None else None for instance in instances]
+    shown = [
+        instance.spec.adapter.prompt_tools(ask.tools, choice, version)
+        for instance, version in zip(instances, versions, strict=True)
+    ]
     reads_chat = bool(instances) and all(_reads_chat(instance, ask) for instance in instances)
 
     def every(holds: Callable[[Capabilities], bool]) -> bool:

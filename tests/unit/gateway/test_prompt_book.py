@@ -268,7 +268,7 @@ async def test_a_policy_may_refuse_them(book: PromptBook) -> None:
 
 async def test_a_clients_own_ids_are_its_prompt_where_the_engine_reads_them(book: PromptBook) -> None:
     ids = [7] * 33
-    body = {"messages": [USER], "input_ids": ids}
+    body: dict[str, Any] = {"messages": [USER], "input_ids": ids}
     prompt = await prompt_of(book, rules=PromptRules(takes_ids=True), **body)
     same = await prompt_of(book, prompt=ids)
     assert prompt is not None
