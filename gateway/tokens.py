@@ -45,6 +45,7 @@ class Tokens:
         prompt, messages = values.get("prompt"), objects(values.get("messages"))
         if ("prompt" in values) == ("messages" in values) or not (isinstance(prompt, str) or messages is not None):
             raise BadRequest("send either a prompt (a string) or messages", param="prompt")
+        text = prompt if isinstance(prompt, str) else ""
         model = self._models.resolve(model_of(values), caller)
         asked = Reading(values)
         strings, specials = asked.flag("return_token_strs"), asked.flag("add_special_tokens")
@@ -58,9 +59,9 @@ class Tokens:
                     add_generation_prompt=prompts is not False,
                 )
             elif specials is False:
-                ids = encoder.tokenizer.encode(prompt, add_special_tokens=False).ids
+                ids = encoder.tokenizer.encode(text, add_special_tokens=False).ids
             else:
-                ids = encoder.encode_text(prompt or "")
+                ids = encoder.encode_text(text)
             told: Json = {"tokens": ids, "count": len(ids), "max_model_len": self._max_len(model)}
             return told | ({"token_strs": [encoder.tokenizer.id_to_token(i) for i in ids]} if strings else {})
 

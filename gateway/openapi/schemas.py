@@ -56,7 +56,7 @@ _STREAMED: Mapping[str, Schema] = {"stream": FLAG, "cache_salt": {"type": ["stri
 _OPENAI_STREAMED: Mapping[str, Schema] = {**_STREAMED, "stream_options": {"type": ["object", "null"]}}
 _ENGINE_JUDGES = "Everything that is not described passes to the engine as it is, and the engine judges it."
 
-_MESSAGES_REQUEST = {
+_MESSAGES_REQUEST: Mapping[str, Schema] = {
     "max_tokens": LIMIT,
     "system": {"anyOf": [STRING, listed(ref("TextBlock")), {"type": "null"}]},
     "tools": {"anyOf": [listed(ref("AnthropicTool")), {"type": "null"}]},

@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from engine_adapter.event_socket import EventSocket
 from tests.gateways import Client, gateway_for
+from tests.samples.sdk import anthropic_client, openai_client, strictly
 from tracing.record import Outcome, RequestRecord, UsageSource
 
 pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
@@ -139,3 +140,61 @@ async def test_the_engines_verdict_on_a_bad_request_comes_through(client: Client
         assert "role" in error["message"]
         record = await client.record(response.headers["x-keepwarm-request-id"])
     assert (record.outcome, record.charge.amount_nano) == (Outcome.UPSTREAM_REFUSED, 0)
+
+
+async def test_the_other_apis_ask_the_same_prompt_and_are_steps_of_one_run(client: Client) -> None:
+    """One conversation over three APIs: counts agree, each step hits the one before, and all are one run."""
+    headers = {"x-keepwarm-run": "three-apis"}
+    talk = Talk(client, "three-apis")
+    before = await talk.say("Which lamps are on shelf one?")
+    messages: list[dict[str, Any]] = list(talk._messages)
+    async with (
+        anthropic_client(client.url, default_headers=headers) as claude,
+        openai_client(client.url, default_headers=headers) as gpt,
+    ):
+        question = {"role": "user", "content": "And on shelf two?"}
+        ask: dict[str, Any] = {"model": MODEL, "system": messages[0]["content"], "messages": [*messages[1:], question]}
+        counted = await claude.messages.count_tokens(**ask)
+        await settled(client)
+        async with claude.messages.stream(**ask, max_tokens=6, extra_body={"temperature": 0}) as events:
+            message = strictly(await events.get_final_message())
+            second = await client.record(events.response.headers["x-keepwarm-request-id"])
+        usage = message.usage
+        assert usage.cache_read_input_tokens is not None
+        assert usage.input_tokens + usage.cache_read_input_tokens == counted.input_tokens == second.usage.prompt_tokens
+        assert usage.cache_read_input_tokens >= before.usage.prompt_tokens // PAGE * PAGE
+        said = {"role": "assistant", "content": message.content[0].text}  # type: ignore[union-attr]
+        items: list[Any] = [*messages[1:], question, said, {"role": "user", "content": "And on shelf three?"}]
+        await settled(client)
+        response = strictly(
+            await gpt.responses.create(
+                model=MODEL, instructions=messages[0]["content"], input=items, max_output_tokens=6, temperature=0
+            )
+        )
+        third = await client.record(str(response._request_id))
+    assert response.usage is not None
+    assert response.usage.input_tokens == third.usage.prompt_tokens == third.gateway_prompt_tokens
+    assert response.usage.input_tokens_details.cached_tokens >= second.usage.prompt_tokens // PAGE * PAGE
+    for record in (before, second, third):
+        _agrees(record)
+    assert [record.link and (record.link.run_id, record.link.step) for record in (before, second, third)] == [
+        ("three-apis", step) for step in (1, 2, 3)
+    ]
+    assert [record.endpoint for record in (before, second, third)] == ["chat", "messages", "responses"]
+
+
+async def test_tokens_are_told_as_the_engine_sees_them(client: Client) -> None:
+    messages = [{"role": "user", "content": "Grüße, 世界"}]
+    url = client.gateway.fleet.instances["embedded-0"].spec.url
+    for body in ({"messages": messages}, {"prompt": "Grüße, 世界"}):
+        told = []
+        for root in (client.url, url):
+            async with client.session.post(f"{root}/tokenize", json={"model": MODEL, **body}) as response:
+                told.append(await response.json())
+        assert told[0] == told[1]
+        async with client.session.post(
+            f"{client.url}/detokenize", json={"model": MODEL, "tokens": told[0]["tokens"]}
+        ) as response:
+            assert "Grüße, 世界" in (await response.json())["text"]
+    async with client.session.post(f"{client.url}/detokenize", json={"model": MODEL, "tokens": [10**8]}) as response:
+        assert response.status == 400

@@ -23,8 +23,8 @@ def strictly(value: Parsed) -> Parsed:
 
 
 @asynccontextmanager
-async def openai_client(url: str, key: str = "none") -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+async def openai_client(url: str, key: str = "none", **more: Any) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, **more) as client:
         yield client
 
 
