@@ -106,7 +106,7 @@ def grants_in_order(
     """Return what is free in the rows of whole periods.
 
     ``rows`` come by (``posted_ns``, ``request_id``, ``revision``); ``corrections`` are those among them that have a
-    revision, in any order. Credits among the rows are left out. Cost: some 50 µs a row; memory by corrections and
+    revision, in any order. Credits among the rows are left out. Cost: some 0.1 ms a row; memory by corrections and
     grants.
     """
     rules = {

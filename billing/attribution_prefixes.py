@@ -149,7 +149,7 @@ class Prefixes:
             share = saved * end // hits - done
             done += share
             writer = NOBODY if part is None else part.write.unit
-            flow = self.flows.setdefault((writer, unit, record.charge.currency), Flow())
+            flow = self._flow(writer, unit, record.charge.currency)
             flow.tokens += tokens
             flow.saved_nano += share
             if part is None:
@@ -177,7 +177,8 @@ class Prefixes:
             if (old := self._parts.get(mark)) is not None:
                 if not is_whole:
                     continue  # most of it was read, and stays its writer's
-                self._settle(old.write)
+                if old.write.uses is not None:
+                    self._settle(old.write)
                 old.write = _Write(unit, record.charge.currency, share, {unit: 1} if shares_writes else None)
                 old.readable_ns, old.used_ns, old.instance = readable_ns, readable_ns, record.instance
                 continue
@@ -186,6 +187,13 @@ class Prefixes:
             end_tokens = (place + 1) * found.stride_tokens
             self._parts[mark] = _Part(parent, end_tokens, write, readable_ns, readable_ns, record.instance)
 
+    def _flow(self, writer: str, reader: str, currency: str) -> Flow:
+        key = (writer, reader, currency)
+        flow = self.flows.get(key)
+        if flow is None:
+            flow = self.flows[key] = Flow()
+        return flow
+
     def _settle(self, write: _Write) -> None:
         """Share a write's cost by its uses; the writer keeps what does not divide."""
         if write.uses is None:
@@ -193,7 +201,7 @@ class Prefixes:
         total = sum(write.uses.values())
         for unit, uses in write.uses.items():
             if unit != write.unit:
-                flow = self.flows.setdefault((write.unit, unit, write.currency), Flow())
+                flow = self._flow(write.unit, unit, write.currency)
                 flow.transfer_nano += write.cost_nano * uses // total
         write.uses = None
 

@@ -7,6 +7,7 @@ book's currency, token classes are disjoint.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -199,7 +200,8 @@ class PrefixMarks:
 
     def marks(self) -> tuple[int, ...]:
         """Return the marks, the shortest prefix first."""
-        return tuple(int.from_bytes(self.hashes[at : at + 8], "little") for at in range(0, len(self.hashes), 8))
+        marks: tuple[int, ...] = struct.unpack(f"<{len(self.hashes) // 8}Q", self.hashes)
+        return marks
 
 
 @dataclass(frozen=True, slots=True)
