@@ -30,7 +30,7 @@ class LedgerSession(Protocol):
     """
 
     labels_sql: str
-    """A FROM item beside ``requests``: one line ``label(key, value)`` for each label of the row."""
+    """A FROM item beside ``{table}``: one line ``label(key, value)`` for each label in its column ``labels``."""
 
     def query(self, sql: str, parameters: Parameters | None = None) -> list[Line]:
         """Return all lines of a query; parameters are named ``:name``."""

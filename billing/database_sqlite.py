@@ -71,7 +71,7 @@ class SqliteDatabase:
 class SqliteSession:
     """One connection in autocommit mode; transactions are begun by hand."""
 
-    labels_sql = "json_each(requests.labels) label"
+    labels_sql = "json_each({table}.labels) label"
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
         self._connection, self._name = connection, name

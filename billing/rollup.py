@@ -108,19 +108,26 @@ _SPAN = "seq > :after AND seq <= :upto"
 
 
 def fold_values_sql(labels_sql: str) -> str:
-    """Return the statement that folds rows into the sums by run, by step and by each label."""
-    parts = [
-        f"SELECT {_ROW_DAY} AS day, '{name}' AS dimension, {ROW_KEYS[name]} AS value, currency, {_SUMMED}"
-        f" FROM requests WHERE {_SPAN} GROUP BY 1, 3, 4"
-        for name in VALUES
-    ]
-    parts.append(
-        f"SELECT {_ROW_DAY} AS day, '{LABEL}' || label.key AS dimension, label.value AS value, currency, {_SUMMED}"
-        f" FROM requests, {labels_sql} WHERE {_SPAN} AND labels <> '{{}}' AND label.value <> '' GROUP BY 1, 2, 3, 4"
-    )
+    """Return the statement that folds rows into the sums by run, by step and by each label.
+
+    Steps and labels are few among the rows of a time, so those are summed by both first, and JSON is read once for
+    all rows that have the same.
+    """
+    names = ", ".join(SUM_COLUMNS)
+    added = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in SUM_COLUMNS)
     return f"""
-INSERT INTO value_rollups (day, dimension, value, currency, {", ".join(SUM_COLUMNS)})
-SELECT day, dimension, value, currency, {", ".join(SUM_COLUMNS)} FROM ({" UNION ALL ".join(parts)}) parts
+WITH few AS MATERIALIZED (
+  SELECT {_ROW_DAY} AS day, {ROW_KEYS["step"]} AS step, labels, currency, {_SUMMED}
+  FROM requests WHERE {_SPAN} GROUP BY 1, 2, 3, 4
+), parts AS (
+  SELECT {_ROW_DAY} AS day, 'run' AS dimension, {ROW_KEYS["run"]} AS value, currency, {_SUMMED}
+  FROM requests WHERE {_SPAN} GROUP BY 1, 3, 4
+  UNION ALL SELECT day, 'step', step, currency, {added} FROM few GROUP BY 1, 3, 4
+  UNION ALL SELECT day, '{LABEL}' || label.key, label.value, currency, {added}
+  FROM few, {labels_sql.format(table="few")} WHERE label.value <> '' GROUP BY 1, 2, 3, 4
+)
+INSERT INTO value_rollups (day, dimension, value, currency, {names})
+SELECT day, dimension, value, currency, {names} FROM parts
 WHERE true
 ON CONFLICT (dimension, day, value, currency) DO UPDATE SET
   {", ".join(f"{name} = value_rollups.{name} + excluded.{name}" for name in SUM_COLUMNS)}

@@ -173,7 +173,7 @@ class _Rows:
         self._tests = [f"{_COLUMNS.get(name) or KEYS[name]} = :is_{name}" for name in question.equal or {}]
         self._groups = ", ".join(map(str, range(1, 2 + len(question.keys))))
         if question.label is not None:
-            self._head += f", {labels_sql}"
+            self._head += f", {labels_sql.format(table='requests')}"
             self._tests += ["label.key = :label", "label.value <> ''"]
 
     def sql(self, which: str) -> str:

@@ -155,7 +155,7 @@ def postgres_database(url: str, journal_dir: Path, *, migrates: bool = True) -> 
 class PostgresSession:
     """One connection; each query outside a block is a transaction of its own."""
 
-    labels_sql = "LATERAL json_each_text(CAST(requests.labels AS json)) AS label(key, value)"
+    labels_sql = "LATERAL json_each_text(CAST({table}.labels AS json)) AS label(key, value)"
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection, self._name = connection, name
