@@ -145,7 +145,7 @@ def _replay(
     begin_ns = records[0].stamps.arrived_ns
     header = TraceHeader("recorded", records[0].served_model, result.stride_tokens, closed=False)
     workload = build_workload(header, (_row(n, record, begin_ns) for n, record in enumerate(records)))
-    instances = fleet.instances or len({record.instance for record in records if record.instance is not None}) or 1
+    instances = fleet.instances or _instances_of(records)
     result.instances += instances
     performance = replace(fleet.performance, host_tokens=0, disk_tokens=0)
     simulation = Simulation(workload, FleetOptions(performance, instances), LoadOptions(), RouterOptions(fleet.policy))
@@ -156,6 +156,13 @@ def _replay(
             continue
         sums = result.sums.setdefault((unit_of(record), record.charge.currency), BaselineSums())
         _count(sums, record, flight, books[record.charge.price_version])
+
+
+def _instances_of(records: Sequence[RequestRecord]) -> int:
+    """Count the instances that answered or could have."""
+    names = {record.instance for record in records if record.instance is not None}
+    names |= {each.instance for record in records if record.decision for each in record.decision.candidates}
+    return max(len(names), 1)
 
 
 def _row(number: int, record: RequestRecord, begin_ns: int) -> TraceRow:

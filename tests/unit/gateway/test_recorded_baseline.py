@@ -69,6 +69,8 @@ def test_a_device_that_forgets_loses_more() -> None:
 
 def test_the_instances_are_those_of_the_records() -> None:
     assert run(steps(4, 0), instances=None).instances == 2
+    seen = {"engine-0": 0, "engine-1": 0, "engine-2": 0}
+    assert run([prefixed(0, "ab", BOOK, seen=seen)], instances=None).instances == 3
 
 
 def test_what_the_tiers_cost_in_that_time() -> None:
