@@ -74,8 +74,8 @@ SUM_COLUMNS = tuple(f"s_{name}" for name in SUMS)
 ROW_HOUR = f"posted_ns / {HOUR_NS}"
 _ROW_DAY = f"{ROW_HOUR} / {DAY_HOURS}"
 
-#: Rows that are folded in at a time, so that the writer is not kept long.
-ADVANCE_ROWS = 20_000
+#: Rows that are folded in at a time, so that no writer is kept long: not this one, nor others who wait for the lock.
+ADVANCE_ROWS = 5_000
 
 NEW_KEYS_SQL = f"""
 INSERT INTO rollup_keys ({", ".join(KEY_COLUMNS)})

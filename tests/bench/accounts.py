@@ -150,6 +150,7 @@ class Worker:
                     os.write(1, b"%d\n" % (number - IN_FLIGHT * PROCESSES))
             while flying:
                 self._answer(flying.popleft(), ledger, traces, 0)
+            assert ledger.flush(600)
         os.write(1, b"done\n")
 
     @staticmethod
