@@ -391,9 +391,7 @@ async def test_bytes_of_an_engine_that_speaks_messages_pass_both_ways(tmp_path: 
     async with ScriptedEngine() as engine:
         instances = [{"id": "n", "url": engine.url, "adapter": "openai", "speaks": ["chat", "messages"]}]
         async with gateway_for([engine], tmp_path, instances=instances) as gateway:
-            body = (
-                b'{"stream":true,"model":"m","messages":[{"role":"user","content":"\\u00e9"}],"tools":[{"type":1}]}'
-            )
+            body = b'{"stream":true,"model":"m","messages":[{"role":"user","content":"\\u00e9"}],"tools":[{"type":1}]}'
             engine.script = Script(events=NATIVE)
             async with gateway.session.post(f"{gateway.url}/v1/messages", data=body) as response:
                 assert await response.read() == b"".join(NATIVE)
