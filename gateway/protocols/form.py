@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]  # public in the library, missing in its stubs
 
+import msgspec
+
 _SPACE = re.compile(r"[ \t\n\r]*")
 _KEEP = object()
 MAX_MEMBERS = 4096
@@ -99,7 +101,11 @@ class Form:
 
 
 def _printed(value: object) -> str:
-    return value.text if isinstance(value, Raw) else json.dumps(value, separators=(",", ":"))
+    if isinstance(value, Raw):
+        return value.text
+    if isinstance(value, list) and value and type(value[0]) is int:
+        return msgspec.json.encode(value).decode()  # token ids: a tenth of the time, during which no stream goes on
+    return json.dumps(value, separators=(",", ":"))
 
 
 def scan(body: bytes) -> Form:
