@@ -82,16 +82,20 @@ class PredictionStats:
 
 @dataclass(slots=True)
 class Expectation:
-    """What was expected of one request when it was routed. ``uses``: runs of (blocks, when they were last used)."""
+    """What was expected of one request when it was routed, at ``clock``.
 
-    hashes: list[int]
+    ``known_blocks`` and ``uses``, runs of (blocks, when they were last used), are of just before it was computed.
+    """
+
+    hashes: Hashes
     prompt_tokens: int
     blocks: int
-    uses: list[tuple[int, int]]
     life: int
+    clock: int
     tail_blocks: int = 0
     is_approximate: bool = False
     known_blocks: int = 0
+    uses: list[tuple[int, int]] = field(default_factory=list)
     is_computed: bool = False
 
     @property
@@ -100,9 +104,9 @@ class Expectation:
         return len(self.hashes) // 4 + 1 if self.is_approximate else 0
 
     def last_use_of(self, position: int) -> int:
-        """Return when the block at this position, one of those expected, had been used last."""
+        """Return when the block at this position, one of those known, had been used last before it was routed."""
         ends = accumulate(blocks for blocks, _ in self.uses)
-        return next(use for end, (_, use) in zip(ends, self.uses, strict=True) if position < end)
+        return next(min(use, self.clock) for end, (_, use) in zip(ends, self.uses, strict=True) if position < end)
 
 
 @dataclass(slots=True)
@@ -110,8 +114,8 @@ class PredictedResidency:
     """One engine's predicted device cache. At most ``limit_tokens`` (default: twice the capacity) are remembered.
 
     For each request: ``expect`` when it is routed, ``computed`` at its first token, ``answered`` when its usage is
-    known; an answer that never comes needs no call. Every call is O(blocks of the prompt), forgetting is paid for by
-    the blocks that came.
+    known; an answer that never comes needs no call. ``expect`` costs a match, ``computed`` O(blocks of the prompt);
+    forgetting is paid for by the blocks that came.
     """
 
     index: PrefixIndex
@@ -143,11 +147,9 @@ class PredictedResidency:
 
     def expect(self, hashes: Hashes, prompt_tokens: int, *, is_approximate: bool = False) -> Expectation:
         """A prompt with these full blocks is about to be sent there."""
-        blocks = hashes.tolist() if isinstance(hashes, np.ndarray) else list(hashes)
-        run = self._leading_uses(blocks)
-        uses = [(sum(1 for _ in group), use) for use, group in groupby(run)]
-        tail = self.tail_blocks(blocks, len(run))
-        return Expectation(blocks, prompt_tokens, len(run), uses, self._life, tail, is_approximate)
+        leading = self.index.match(hashes, (self.instance,))[self.instance].tier_blocks[Tier.DEVICE]
+        tail = self.tail_blocks(hashes, leading)
+        return Expectation(hashes, prompt_tokens, leading, self._life, self._clock, tail, is_approximate)
 
     def tail_blocks(self, hashes: Hashes, leading: int) -> int:
         """Return how many blocks an answer probably left beyond the ``leading`` ones that are resident. O(1)."""
@@ -160,10 +162,13 @@ class PredictedResidency:
         if expectation.is_computed or expectation.life != self._life:
             return
         expectation.is_computed = True
-        expectation.known_blocks = len(self._leading_uses(expectation.hashes))
+        hashes = _listed(expectation.hashes)
+        run = self._leading_uses(hashes)
+        expectation.known_blocks = len(run)
+        expectation.uses = [(sum(1 for _ in group), use) for use, group in groupby(run)]
         if expectation.tail_blocks:
-            self._tails.pop(expectation.hashes[expectation.blocks - 1], None)  # its blocks have names from now on
-        self._touch(expectation.hashes)
+            self._tails.pop(hashes[expectation.blocks - 1], None)  # its blocks have names from now on
+        self._touch(hashes)
 
     def answered(
         self,
@@ -188,8 +193,8 @@ class PredictedResidency:
     def _remember_tail(self, expectation: Expectation, output_tokens: int) -> None:
         held = expectation.prompt_tokens + output_tokens - 1  # the last token generated was never read
         tail = held // self.block_size - len(expectation.hashes)
-        if tail > 0 and expectation.hashes and expectation.hashes[-1] in self._used:
-            self._tails[expectation.hashes[-1]] = tail
+        if tail > 0 and len(expectation.hashes) and (last := int(expectation.hashes[-1])) in self._used:
+            self._tails[last] = tail
 
     def _compare(self, expectation: Expectation, cached_tokens: int) -> None:
         usable = max(expectation.prompt_tokens - 1, 0) // self.block_size  # the last token is always computed
@@ -200,10 +205,10 @@ class PredictedResidency:
         slack = int(expectation.is_approximate)  # the ends of chunks and of blocks do not line up
         stats.count(predicted, cached_tokens, self.block_size, len(expectation.hashes), slack_blocks=slack)
         reported = min(cached_tokens // self.block_size, len(expectation.hashes))
-        if reported < resident - expectation.tolerance_blocks:
+        if reported < min(resident, expectation.known_blocks) - expectation.tolerance_blocks:
             self._shorten(expectation, reported)
         elif reported > known + expectation.tolerance_blocks:
-            self._extend(reported - known, expectation.hashes)
+            self._extend(reported - known, _listed(expectation.hashes))
 
     def restarted(self) -> None:
         """The engine lost its cache. What is still on its way from its former life is ignored."""
@@ -265,3 +270,7 @@ class PredictedResidency:
         self.capacity_blocks = min(self.capacity_blocks + found, self.limit_blocks)
         if any(block not in self._used for block in hashes):
             self._touch(hashes)
+
+
+def _listed(hashes: Hashes) -> list[int]:
+    return hashes.tolist() if isinstance(hashes, np.ndarray) else list(hashes)
