@@ -69,6 +69,7 @@ def test_prometheus_says_the_same_numbers(tmp_path: Path) -> None:
         (total,) = reader.report().totals
     counters.close()
     assert sums == {
+        "keepwarm_ledger_unreadable": 0,
         "keepwarm_ledger_requests_total": total.sums.requests,
         "keepwarm_ledger_unpriced_requests": total.sums.unpriced,
         "keepwarm_ledger_cost_nano": total.sums.amount_nano,
