@@ -56,6 +56,7 @@ from tracing.store import TraceStore, TraceStoreOptions
 PROCESSES, IN_FLIGHT = 4, 8
 PATTERNS = 2 * 7 * 11 * 13  # unpriced, unlucky and failed-over requests come in every combination
 TOLD_EVERY, FLUSHED_EVERY = 256, 4096  # requests of one worker
+WALKED_BY_ALL = 200_000
 ROOT = Path(__file__).parents[2]
 KEEP_ALL = TraceStoreOptions(max_records=None, max_age_ns=None)  # simulated requests bear dates of their own
 OPTIONS = LedgerOptions(adopt_interval_s=0.5)
@@ -180,10 +181,14 @@ class Worker:
 
 
 def plan(name: int, requests: int) -> deque[tuple[str, int]]:
-    """Return where the workers of one name are killed, one after another, and after how many requests of each."""
+    """Return where the workers of one name are killed, one after another, and after how many requests of each.
+
+    In a large simulation the workers of each name walk all steps, in a small one those of all names together.
+    """
     random, steps = Random(name), [*STEPS, "random", "random"]
-    share = max(requests // PROCESSES // (len(steps) + 1), 4)
-    turned = steps[name * 3 % len(steps) :] + steps[: name * 3 % len(steps)]
+    each = len(steps) if requests >= WALKED_BY_ALL else -(-len(steps) // PROCESSES)
+    share = max(requests // PROCESSES // (each + 1), 4)
+    turned = [*steps, *steps][name * 3 : name * 3 + each]
     return deque((step, random.randrange(share // 4, share)) for step in turned)
 
 
