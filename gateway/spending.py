@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from billing.budgets import Budgets, Estimate, Spender
 from billing.errors import BudgetExceeded
@@ -12,9 +13,9 @@ from gateway.dispatch import BYTES_PER_TOKEN
 from gateway.draft import Draft
 from gateway.errors import OverBudget
 from gateway.protocols.base import Ask
-from tracing.record import RequestRecord, Usage, UsageSource
+from tracing.record import Charge, RequestRecord, Usage, UsageSource
 
-_LIMIT_MEMBERS = ("max_completion_tokens", "max_tokens")
+_LIMIT_MEMBERS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 MOST_OUTPUT_TOKENS = 1 << 32
 """Whatever a client writes, sums of reservations stay integers that every store can hold."""
 
@@ -30,15 +31,31 @@ class Spending:
         identity = draft.identity
         who = Spender(identity.tenant, identity.team, identity.key_id, draft.served_model)
         prompt = draft.prompt_tokens if draft.prompt_tokens is not None else body_bytes // BYTES_PER_TOKEN
-        most = Usage(fresh_tokens=prompt, output_tokens=self._output_tokens(ask), source=UsageSource.RECOVERED)
-        book = self._shelf.book_for(draft.served_model)
-        cost = charge(most, book, draft.served_model, draft.arrived_ns, team=identity.team)
-        estimate = Estimate(most.total_tokens, cost.amount_nano, cost.currency)
+        output = self._output_tokens(ask)
+        cost = self._most(draft, prompt, output)
+        estimate = Estimate(prompt + output, cost.amount_nano, cost.currency)
         try:
             draft.ticket = await self._budgets.admit(who, estimate, draft.arrived_ns)
         except BudgetExceeded as error:
             wait_s = max((error.until_ns - time.time_ns()) // 10**9, 1)
             raise OverBudget(f"budget {error.budget!r}: {error.why}", retry_after_s=wait_s) from None
+
+    def _most(self, draft: Draft, prompt: int, output: int) -> Charge:
+        """Return the dearest bill that there can be: no hits, and all of the prompt written to the dearest cache."""
+        book, model, team = self._shelf.book_for(draft.served_model), draft.served_model, draft.identity.team
+        answered = Usage(output_tokens=output, source=UsageSource.RECOVERED)
+        bills = [
+            charge(usage, book, model, draft.arrived_ns, team=team)
+            for usage in (
+                replace(answered, fresh_tokens=prompt),
+                replace(answered, write_tokens=prompt),
+                replace(answered, write_5m_tokens=prompt),
+                replace(answered, write_1h_tokens=prompt),
+            )
+        ]
+        if bills[0].amount_nano is None:
+            return bills[0]
+        return max(bills, key=lambda bill: bill.amount_nano or 0)  # a class without a price cannot be billed
 
     def settle(self, draft: Draft, record: RequestRecord) -> None:
         """Hand over what the request came to. Nothing computed: all is given back, the call as well."""

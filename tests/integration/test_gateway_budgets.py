@@ -57,6 +57,21 @@ async def test_what_was_reserved_and_not_spent_is_given_back(tmp_path: Path) -> 
             assert response.status == 429
 
 
+async def test_a_dearer_cache_write_is_reserved_for(tmp_path: Path) -> None:
+    """The prompt at 1 a million fits into the budget; written for an hour, at 2000, it does not."""
+    money = {"name": "money", "unit": "money", "limit": "0.001", "window": "month"}
+    for name, rates, status in (("plain", "", 200), ("writes", "write_1h = 2000, ", 429)):
+        prices = tmp_path / f"{name}.toml"
+        prices.write_text(PRICES.replace("{ fresh", f"{{ {rates}fresh"))
+        billing = {"budgets": [money], "prices": str(prices)}
+        async with (
+            ScriptedEngine() as engine,
+            gateway_for([engine], tmp_path / name, billing=billing) as client,
+            client.chat(max_tokens=10) as response,
+        ):
+            assert response.status == status
+
+
 async def test_a_model_without_a_price_is_refused_by_a_money_budget(tmp_path: Path) -> None:
     prices = tmp_path / "prices.toml"
     prices.write_text(PRICES.replace('"m"', '"other"'))

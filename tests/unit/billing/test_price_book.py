@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+import billing
 from billing.errors import PriceBookError
 from billing.prices import PriceBook
 from billing.rates import NoPrice, RateCard
@@ -18,6 +21,21 @@ currency = "USD"
 models = ["m"]
 rates = { fresh = 1, hit = 0.1, output = 2 }
 """
+
+
+def test_the_readmes_example_is_a_book_that_says_what_it_says() -> None:
+    text = (Path(billing.__file__).parent / "README.md").read_text("utf-8")
+    (example,) = (found for found in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) if "[[price]]" in found)
+    book = PriceBook.from_toml(example, "README.md")
+    assert fresh(book, "llama-3", "2026-11-02T01:30", team="research") == 300_000_000_000  # 09:30 in Shanghai: peak
+    assert fresh(book, "llama-3", "2026-10-01T01:30", team="research") == 150_000_000_000  # a holiday
+    assert book.file.allowance[0].per == ("team",)
+
+
+def test_what_a_book_does_not_say_is_no_part_of_its_version() -> None:
+    """Keys that came later leave the versions of older books alone: they are in the ledger for ever."""
+    assert set(json.loads(PriceBook.from_toml(BASE).body)) == {"name", "currency", "price"}
+    assert set(json.loads(PriceBook.from_toml(BASE).body)["price"][0]) == {"models", "rates"}
 
 
 def ns(text: str) -> int:
