@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from engine_adapter.base import Capabilities
+from engine_adapter.base import Capabilities, EngineAdapter
 from gateway.fleet import Instance
 from gateway.models import ModelOptions, SpecialTokens
 from gateway.protocols.base import Ask
@@ -46,12 +46,9 @@ class PromptRules:
 
 def rules_for(instances: Sequence[Instance], options: ModelOptions, ask: Ask) -> PromptRules:
     """Return what holds for a request of this model."""
+    kinds = {_kind(instance): instance for instance in instances}  # of many instances, mostly one
     choice = ask.form.values.get("tool_choice")
-    versions = [instance.facts.version if instance.facts is not None else None for instance in instances]
-    shown = [
-        instance.spec.adapter.prompt_tools(ask.tools, choice, version)
-        for instance, version in zip(instances, versions, strict=True)
-    ]
+    shown = [kind.spec.adapter.prompt_tools(ask.tools, choice, _version(kind)) for kind in kinds.values()]
     reads_chat = bool(instances) and all(_reads_chat(instance, ask) for instance in instances)
 
     def every(holds: Callable[[Capabilities], bool]) -> bool:
@@ -72,3 +69,11 @@ def rules_for(instances: Sequence[Instance], options: ModelOptions, ask: Ask) ->
 def _reads_chat(instance: Instance, ask: Ask) -> bool:
     """Tell whether the request reaches the engine as a chat: written as one, or translated."""
     return ask.messages is not None and (ask.endpoint == "chat" or not instance.speaks(ask.endpoint))
+
+
+def _kind(instance: Instance) -> tuple[type[EngineAdapter], str | None]:
+    return type(instance.spec.adapter), _version(instance)
+
+
+def _version(instance: Instance) -> str | None:
+    return instance.facts.version if instance.facts is not None else None
