@@ -15,7 +15,7 @@ from engine_adapter import wire_client
 from engine_adapter.errors import AnswerTooLong, ConnectFailed, UpstreamBroken
 from engine_adapter.wire_client import WireClient
 
-pytestmark = pytest.mark.both_loops
+pytestmark = [pytest.mark.both_loops, pytest.mark.timeout(120, method="thread")]  # no signal ends uvloop
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 CHUNKED = (
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX-A: 1\r\nx-a: 2\r\n\r\n5\r\nhello\r\n7\r\n, world\r\n0\r\n\r\n"

@@ -17,7 +17,7 @@ HEAD = b"POST /v1/x HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\nX-Name: Gr\xc3\
 ANSWER = b"HTTP/1.1 200 OK\r\nx-got: 5\r\ncontent-length: 5\r\n\r\nhello"
 
 
-pytestmark = pytest.mark.both_loops
+pytestmark = [pytest.mark.both_loops, pytest.mark.timeout(120, method="thread")]  # no signal ends uvloop
 
 
 class Others(asyncio.Protocol):
@@ -55,7 +55,7 @@ async def connected(front: Front) -> AsyncIterator[Client]:
 
 
 def front_of(handle: object = echo, **limits: float) -> Front:
-    return Front({"/v1/x": handle}, Others, **{"body_cap_bytes": 1 << 20, **limits})  # type: ignore[dict-item, arg-type]
+    return Front({"/v1/x": handle}.get, Others, **{"body_cap_bytes": 1 << 20, **limits})  # type: ignore[dict-item, arg-type]
 
 
 async def test_requests_are_served_one_after_the_other_on_one_connection() -> None:
