@@ -14,7 +14,8 @@ import pytest
 import uvloop
 from hypothesis import settings
 
-from tests.samples.postgres import Server, running
+if TYPE_CHECKING:
+    from tests.samples.postgres import Server
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("explore", max_examples=500, deadline=None, print_blob=True)
@@ -24,6 +25,8 @@ settings.load_profile("repeatable")
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Server]:
     """A real PostgreSQL, started once a run and only when a test asks for it."""
+    from tests.samples.postgres import running  # the extra 'postgres'
+
     with running() as server:
         yield server
 
