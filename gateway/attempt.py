@@ -32,7 +32,7 @@ LONG_BODY_BYTES = 1 << 17
 
 _ERROR_BODY_BYTES = 1 << 20
 _MAY_GO_ELSEWHERE = frozenset({429, 503})
-_PASSED_HEADERS = ("content-type", "retry-after")
+_PASSED_HEADERS = ("retry-after", "x-ratelimit-", "anthropic-ratelimit-")
 
 
 class Refused(Exception):
@@ -237,7 +237,7 @@ class Attempter:
         if reply.is_started:
             await self._end_stream(body, draft, reply)
             return
-        passed = {name: value for name in _PASSED_HEADERS if (value := refused.headers.get(name)) is not None}
+        passed = {name: value for name, value in refused.headers.items() if name.startswith(_PASSED_HEADERS)}
         await reply.send(refused.status, {**self.headers(draft), **passed, "content-type": "application/json"}, body)
 
     async def show_error(self, error: GatewayError, draft: Draft, reply: Reply) -> None:

@@ -31,7 +31,7 @@ def engine_words(status: int, body: bytes) -> EngineWords:
     if isinstance(answer, dict):
         inner = answer.get("error")
         told = inner if isinstance(inner, dict) else answer
-        message = told.get("message") or told.get("error") or told.get("detail")
+        message = told.get("message") or told.get("error") or _detail(told.get("detail"))
         if isinstance(message, str):
             kind = told.get("type")
             named = kind if isinstance(kind, str) and kind != "error" else None
@@ -39,6 +39,14 @@ def engine_words(status: int, body: bytes) -> EngineWords:
         if isinstance(inner, dict):
             return EngineWords(_unexplained(status), envelope=answer)
     return EngineWords(_unexplained(status))
+
+
+def _detail(detail: object) -> object:
+    """Return what FastAPI says of a request that does not validate, as one text: places and what is wrong there."""
+    if not isinstance(detail, list):
+        return detail
+    told = [f"{'.'.join(map(str, d.get('loc') or ()))}: {d.get('msg')}" for d in detail[:8] if isinstance(d, dict)]
+    return "; ".join(told) or None
 
 
 def error_body(error: GatewayError) -> bytes:

@@ -93,8 +93,6 @@ class TranslatedReader:
         events = self._take(chunk, "delta")
         out += self._writer.write(events) if events else b""
         self.seen.pieces += bool(events)
-        if self.seen.finish_reason is not None and self.seen.usage is not None:
-            out += self.closing()
         return out, bool(events)
 
     def answer(self, body: bytes) -> bytes:

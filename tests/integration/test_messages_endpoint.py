@@ -300,13 +300,16 @@ async def test_an_engines_refusal_comes_in_anthropics_shape(
     engine: ScriptedEngine, claude: AsyncAnthropic, status: int, kind: str, error: type[anthropic.APIStatusError]
 ) -> None:
     body = {"object": "error", "message": "too much", "type": "BadRequestError", "code": status}
-    engine.script = Script(status=status, body=body, headers={"retry-after": "7"})
+    headers = {"retry-after": "7", "x-ratelimit-remaining-requests": "0", "x-internal": "secret"}
+    engine.script = Script(status=status, body=body, headers=headers)
     with pytest.raises(error) as caught:
         await claude.messages.create(**ASK)
     told = caught.value.body
     assert isinstance(told, dict)
     assert (told["type"], told["error"]) == ("error", {"type": kind, "message": "too much"})
-    assert caught.value.response.headers["retry-after"] == "7"
+    shown = caught.value.response.headers
+    assert (shown["retry-after"], shown["x-ratelimit-remaining-requests"]) == ("7", "0")
+    assert "x-internal" not in shown
 
 
 @pytest.mark.parametrize(

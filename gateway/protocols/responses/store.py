@@ -84,27 +84,32 @@ class ResponseStore:
 
     async def get(self, tenant: str, response_id: str) -> Stored | None:
         """Return a response."""
-        return await self._run(self._get, tenant, response_id)
+        return await self._run(self._get, tenant, response_id, None)
 
     async def chain(self, tenant: str, response_id: str) -> list[Stored] | None:
         """Return a response and all that it continues, oldest first; ``None`` where one of them is not there."""
-        return await self._run(self._chain, tenant, response_id)
+        return await self._run(self._chain, tenant, response_id, None)
 
     async def items(self, tenant: str, ids: Sequence[str]) -> Mapping[str, Json]:
         """Return those of the items that are there, by id."""
-        return await self._run(self._items, tenant, ids)
+        return await self._run(self._items, tenant, ids, {})
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         """Forget a response; tell whether it was there."""
-        return await self._run(self._delete, tenant, response_id)
+        return await self._run(self._delete, tenant, response_id, False)
 
     def close(self) -> None:
         """Write what is left and close."""
         self._thread.shutdown(wait=True)
         self._db.close()
 
-    async def _run(self, work: Callable[[str, _Key], _Found], tenant: str, key: _Key) -> _Found:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, tenant, key)
+    async def _run(self, work: Callable[[str, _Key], _Found], tenant: str, key: _Key, nothing: _Found) -> _Found:
+        """Do something in the thread. What cannot be read is not there."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work, tenant, key)
+        except (sqlite3.Error, msgspec.DecodeError) as error:
+            _log.error("stored responses cannot be read: %s", error)
+            return nothing
 
     # ---- in the thread
 

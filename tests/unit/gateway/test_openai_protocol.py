@@ -89,3 +89,9 @@ def test_an_answer_loses_only_what_nobody_asked_for() -> None:
     assert reader.seen.extension == {"a": 1}
     assert AnswerReader(Sglang(), shows_usage=False, shows_detail=True).answer(body) is body
     assert reader.answer(b"not json") == b"not json"
+
+
+def test_what_does_not_validate_is_told_with_its_places() -> None:
+    detail = [{"loc": ["body", "messages"], "msg": "Field required"}, {"loc": ["body", "n", 0], "msg": "too many"}]
+    error = json.loads(engine_error_body(422, json.dumps({"detail": detail}).encode()))["error"]
+    assert error["message"] == "body.messages: Field required; body.n.0: too many"

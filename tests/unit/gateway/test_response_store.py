@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from gateway.protocols.responses.store import ResponseStore, Stored, StoreLimits
 
@@ -70,4 +74,21 @@ async def test_all_tenants_together_are_bounded_and_a_chain_has_an_end(tmp_path:
     assert [number for number in range(10) if await store.get(f"t{number}", "a")] == [8, 9]
     store.put("loop", stored("x", "x"))
     assert await store.chain("loop", "x") is None
+    store.close()
+
+
+async def test_a_store_that_cannot_be_read_holds_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = ResponseStore(tmp_path / "r")
+    store.put("t", stored("a"))
+    assert await store.get("t", "a") is not None
+    with closing(sqlite3.connect(tmp_path / "r")) as db, db:
+        db.execute("DROP TABLE items")
+        db.execute("UPDATE responses SET response = x'7b'")
+    assert await store.get("t", "a") is None
+    assert await store.chain("t", "a") is None
+    assert await store.items("t", ["msg_a"]) == {}
+    store.put("t", stored("b"))
+    assert await store.get("t", "b") is None  # nothing half-written either
+    assert "cannot be read" in caplog.text
+    assert "is not kept" in caplog.text
     store.close()
