@@ -15,6 +15,7 @@ from billing.price_file import PriceEntry
 from billing.price_import import import_genai_prices
 from billing.prices import PriceBook
 from billing.rates import PRICE_DECIMALS, NoPrice
+from billing.reports import format_money
 from billing.self_hosted import TIERS, HostingCost, Throughput, self_hosted_book
 from gateway.commands.report import parse_moment
 
@@ -116,6 +117,18 @@ def _show(args: argparse.Namespace) -> int:
     print(card.rule)
     for name, rate in card.rates.items():
         print(f"  {name:<12} {_decimal(rate)}")
+    if card.request_fee_nano:
+        print(f"  a request    {format_money(card.request_fee_nano)}")
+    if card.request_minimum_nano:
+        print(f"  at least     {format_money(card.request_minimum_nano)} a request")
+    storage = book.storage_rate(args.model, at_ns, args.team, args.region)
+    if isinstance(storage, int):
+        print(f"  storage      {_decimal(storage)} an hour")
+    terms = book.cache_terms(args.model, at_ns, args.team, args.region)
+    if terms.minimum_tokens:
+        print(f"  cached       from {terms.minimum_tokens} tokens on")
+    if terms.lifetime_s is not None:
+        print(f"  kept         {terms.lifetime_s} s after its last use")
     return 0
 
 

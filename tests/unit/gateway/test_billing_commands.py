@@ -105,6 +105,22 @@ class TestPrices:
         assert run(prices, "show", "--model", "unknown") == 1
         assert "unpriced: no_price" in capsys.readouterr().out
 
+    def test_show_tells_fees_storage_and_what_the_cache_keeps(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "book.toml"
+        path.write_text(
+            'name = "g"\ncurrency = "USD"\nallowance = [{ name = "start", tokens = 5, per = ["team"] }]\n'
+            'price = [{ models = ["m"], request_fee = 0.001, request_minimum = 0.002, storage_per_hour = 4.5,'
+            " cache_minimum_tokens = 1024, cache_lifetime_s = 300, rates = { fresh = 1 } }]"
+        )
+        assert run(prices, "show", str(path), "--model", "m") == 0
+        told = capsys.readouterr().out
+        for words in ("0.001000000", "0.002000000 a request", "4.5 an hour", "from 1024 tokens on", "300 s after"):
+            assert words in told
+        assert run(prices, "show", str(path)) == 0
+        assert "free: start, 5 tokens a month for each team" in capsys.readouterr().out
+
     def test_verify_cases(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = tmp_path / "cases.json"
         case = {
