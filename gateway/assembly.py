@@ -147,7 +147,7 @@ def instance_spec(settings: InstanceSettings) -> InstanceSpec:
         id=settings.id,
         url=settings.url,
         adapter=adapter_of(settings.adapter),
-        headers={} if secret is None else {"authorization": f"Bearer {secret}"},
+        headers={} if secret is None else _key_header(settings.api_key_header, secret),
         models=settings.models,
         pool=settings.pool,
         follows_events=settings.events == "auto",
@@ -192,6 +192,10 @@ def launch_specs(settings: Settings, pool_url: str | None) -> list[LaunchSpec]:
             )
         )
     return specs
+
+
+def _key_header(name: str, secret: str) -> dict[str, str]:
+    return {name: secret if name == "x-api-key" else f"Bearer {secret}"}
 
 
 def embedded_spec(launch: LaunchSpec) -> InstanceSpec:

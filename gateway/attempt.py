@@ -84,7 +84,8 @@ class Attempter:
             )
         )
         members = prepared.members if prompt is None else {**prepared.members, **prompt.members}
-        headers = {"content-type": "application/json", **_traced(draft), **instance.spec.headers, **prepared.headers}
+        own = {**(draft.forwarded if is_native else {}), **instance.spec.headers, **prepared.headers}
+        headers = {"content-type": "application/json", **_traced(draft), **own}
         url = f"{instance.spec.url}{draft.protocol.path if is_native else _CHAT_PATH}"
         send = self._client.request("POST", url, headers, await _edited(sent, members))
         writer = StreamWriter(reply, self._options.relay) if ask.stream else None

@@ -29,6 +29,7 @@ from tracing.record import (
 )
 
 LABEL_CHARS = 64
+HEADER_CHARS = 1024
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,128})?", re.ASCII)
 
 
@@ -39,6 +40,7 @@ class Draft:
     request_id: str
     protocol: EndpointProtocol
     traceparent: str | None = None
+    forwarded: Mapping[str, str] = field(default_factory=dict)  # the protocol's own headers, as the client sent them
     identity: Identity = ANONYMOUS
     is_admitted: bool = False  # a key let it in
     model: str = ""
@@ -185,6 +187,12 @@ def labels_of(headers: Mapping[str, str], agent: str | None = None) -> dict[str,
 
 def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
+def forwarded_of(headers: Mapping[str, str], protocol: EndpointProtocol) -> dict[str, str]:
+    """Return the headers that belong to the protocol; anything that is no short ASCII line counts as not sent."""
+    given = {name: headers.get(name) or "" for name in protocol.forwarded}
+    return {n: v for n, v in given.items() if 0 < len(v) <= HEADER_CHARS and v.isascii() and v.isprintable()}
 
 
 def traceparent_of(headers: Mapping[str, str]) -> str | None:

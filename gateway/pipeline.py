@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from engine_adapter.errors import ConnectFailed
 from gateway.attempt import LONG_BODY_BYTES, Attempter, Refused
 from gateway.dispatch import Dispatcher
-from gateway.draft import Draft, labels_of, traceparent_of
+from gateway.draft import Draft, forwarded_of, labels_of, traceparent_of
 from gateway.errors import BadRequest, Draining, GatewayError, NoInstance, UpstreamUnusable
 from gateway.flights import Flights
 from gateway.identity import Caller, KeyRing, effective_salt
@@ -115,6 +115,7 @@ class Pipeline:
             request_id=f"req-{secrets.token_hex(12)}",
             protocol=arrival.protocol,
             traceparent=traceparent_of(arrival.headers),
+            forwarded=forwarded_of(arrival.headers, arrival.protocol),
             labels=labels_of(arrival.headers, arrival.label),
         )
         try:

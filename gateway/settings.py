@@ -132,6 +132,7 @@ class InstanceSettings(_Strict):
     url: Annotated[str, Field(pattern=r"^https?://[^\s/]+(/[^\s]*)?$")]
     adapter: Literal["sglang", "openai", "embedded"] = "sglang"
     api_key: SecretStr | None = None
+    api_key_header: Literal["authorization", "x-api-key"] = "authorization"  # where it wants its key
     models: tuple[str, ...] = ()  # empty: ask it
     events: Literal["auto", "off"] = "auto"
     pool: str | None = None  # name of the shared pool, where the instance doesn't tell

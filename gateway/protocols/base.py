@@ -127,6 +127,10 @@ class EndpointProtocol(Protocol):
     def path(self) -> str:
         """Where engines that speak it have it."""
 
+    @property
+    def forwarded(self) -> tuple[str, ...]:
+        """Headers that belong to the protocol: engines that speak it get them as the client sent them."""
+
     async def past(self, form: Form, tenant: str) -> object:
         """Return what the gateway keeps that the request refers to, ``None`` for nothing. Raises ``BadRequest``."""
 

@@ -69,6 +69,7 @@ class Embeddings:
 
     endpoint: str = "embeddings"
     path: str = "/v1/embeddings"
+    forwarded: tuple[str, ...] = ()
 
     async def past(self, form: Form, tenant: str) -> None:
         """Nothing: each request says everything."""

@@ -32,6 +32,7 @@ class OpenAICompletions:
 
     endpoint: str
     path: str
+    forwarded: tuple[str, ...] = ()
 
     async def past(self, form: Form, tenant: str) -> None:
         """Nothing: each request says everything."""

@@ -392,12 +392,18 @@ NATIVE = [
 
 async def test_bytes_of_an_engine_that_speaks_messages_pass_both_ways(tmp_path: Path) -> None:
     async with ScriptedEngine() as engine:
-        instances = [{"id": "n", "url": engine.url, "adapter": "openai", "speaks": ["chat", "messages"]}]
+        key = {"api_key": "sk-upstream", "api_key_header": "x-api-key"}
+        instances = [{"id": "n", "url": engine.url, "adapter": "openai", "speaks": ["chat", "messages"], **key}]
+        sent = {"anthropic-version": "2023-06-01", "anthropic-beta": "b", "x-api-key": "sk-mine", "x-other": "1"}
         async with gateway_for([engine], tmp_path, instances=instances) as gateway:
             body = b'{"stream":true,"model":"m","messages":[{"role":"user","content":"\\u00e9"}],"tools":[{"type":1}]}'
             engine.script = Script(events=NATIVE)
-            async with gateway.session.post(f"{gateway.url}/v1/messages", data=body) as response:
+            async with gateway.session.post(f"{gateway.url}/v1/messages", data=body, headers=sent) as response:
                 assert await response.read() == b"".join(NATIVE)
+            got = engine.asked[0].headers
+            passed = ("anthropic-version", "anthropic-beta", "x-api-key")
+            assert [got[name] for name in passed] == ["2023-06-01", "b", "sk-upstream"]
+            assert "x-other" not in got
             assert (engine.asked[0].path, engine.asked[0].body) == ("/v1/messages", body)
             error = b'{"type":"error","error":{"type":"overloaded_error","message":"x"}}'
             engine.script = Script(status=529, body=error)

@@ -24,6 +24,7 @@ class Messages:
 
     endpoint: str = "messages"
     path: str = "/v1/messages"
+    forwarded: tuple[str, ...] = ("anthropic-version", "anthropic-beta")
 
     async def past(self, form: Form, tenant: str) -> None:
         """Nothing: each request says everything."""

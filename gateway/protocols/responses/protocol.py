@@ -51,6 +51,7 @@ class Responses:
 
     endpoint = "responses"
     path = "/v1/responses"
+    forwarded = ("openai-beta",)
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
