@@ -261,7 +261,7 @@ async def _listening(
         ShapedRequestHandler,
         runner.server,
         loop=loop,
-        access_log=None,
+        access_log=None,  # type: ignore[arg-type]  # it is what AppRunner passes for none
         auto_decompress=False,  # it would run on the loop, without a limit; the edge refuses what is compressed
         logger=protocol_log,
     )
