@@ -23,6 +23,11 @@ class RetentionRules:
     default: Retention = field(default_factory=Retention)
     by_namespace: Mapping[Namespace, Retention] = field(default_factory=dict)
 
+    @property
+    def has_quotas(self) -> bool:
+        """Whether anybody has a quota."""
+        return any(rule.quota_bytes is not None for rule in (self.default, *self.by_namespace.values()))
+
     def rule(self, namespace: Namespace) -> Retention:
         """Return what holds for a namespace."""
         return self.by_namespace.get(namespace, self.default)

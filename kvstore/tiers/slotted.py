@@ -54,6 +54,7 @@ class SlottedTier(ABC):
     ) -> None:
         self.layout = layout
         self._retention = retention if retention is not None else RetentionRules()
+        self._has_quotas = self._retention.has_quotas
         self._clock = clock
         self.on_change = on_change
         self._page_bytes = layout.page_bytes
@@ -295,6 +296,8 @@ class SlottedTier(ABC):
 
     def _within_quotas(self, pages: list[Page]) -> tuple[list[Page], list[PageKey]]:
         """Return the leading pages of each namespace that its quota allows, and what it gave up for them."""
+        if not self._has_quotas:
+            return pages, []
         granted, evicted = {}, []
         for namespace, count in Counter(page.meta.namespace for page in pages).items():
             granted[namespace], gone = self._table.grant(namespace, count)
