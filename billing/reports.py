@@ -191,12 +191,16 @@ def report_of(by: Sequence[str], lines: Iterable[Sequence[object]]) -> Report:
     places = [0 if name in TIME_HOURS else 1 + keys.index(name) for name in by]
     found: dict[tuple[tuple[str, ...], str], Sums] = {}
     for line in lines:
-        words = [
-            str(line[place]) if place else time_key(name, int(str(line[0])) * hours)
-            for name, place in zip(by, places, strict=True)
-        ]
-        key = (tuple(words), str(line[width]))
-        sums = Sums(*[value if type(value) is int else int(str(value)) for value in line[width + 1 :]])
+        if times:
+            words = tuple(
+                str(line[place]) if place else time_key(name, int(str(line[0])) * hours)
+                for name, place in zip(by, places, strict=True)
+            )
+        else:
+            words = tuple(map(str, line[1:width]))
+        key, numbers = (words, str(line[width])), line[width + 1 :]
+        # One database adds integers to integers, the other to decimals; the last column is a sum in both.
+        sums = Sums(*(numbers if type(numbers[-1]) is int else [int(str(number)) for number in numbers]))  # type: ignore[arg-type]
         if key in found:
             found[key].add(sums)
         else:

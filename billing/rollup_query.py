@@ -151,12 +151,13 @@ def _rollup_sql(question: Question, unit: str, per: int | None) -> str:
 
 
 def _value_sql(question: Question) -> str:
+    """Read the sums by day as they are: whoever asks adds up the days of a value; the database would sort them."""
     columns = "".join(", currency" if name == "currency" else ", value" for name in question.keys)
-    bucket = _bucket("day", None if question.per_hours is None else question.per_hours // DAY_HOURS)
-    groups = ", ".join(map(str, range(1, 2 + len(question.keys))))
+    bucket = "0" if question.per_hours is None else "day"
+    sums = ", ".join(SUM_COLUMNS)
     return (
-        f"SELECT {bucket} AS t{columns}, {_SUMS} FROM value_rollups"
-        f" WHERE dimension = :dimension AND day >= :first AND day < :last GROUP BY {groups}"
+        f"SELECT {bucket} AS t{columns}, {sums} FROM value_rollups"
+        " WHERE dimension = :dimension AND day >= :first AND day < :last"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -76,11 +77,14 @@ def add_ledger_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; return the exit status: 0, or 1 when the ledger is missing, unreadable or does not verify."""
+    gc.disable()  # half a million groups are no garbage, and the collector would walk them again and again
     try:
         return _report(args)
     except (BillingError, SettingsError, TracingError, ReplayError) as error:
         print(f"keepwarm report: {error}", file=sys.stderr)
         return 1
+    finally:
+        gc.enable()
 
 
 def ledger_place(args: argparse.Namespace) -> Place:
