@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -10,10 +9,10 @@ import msgspec
 from billing.counts import UsageReading
 from billing.usage import embeddings_usage
 from engine_adapter.base import EngineAdapter
-from gateway.errors import BadRequest, GatewayError, NotHere
+from gateway.errors import BadRequest, NotHere
 from gateway.protocols.base import Answering, Ask, Sent, model_of, salt_of, stream_of
 from gateway.protocols.form import Form, scan
-from gateway.protocols.openai_errors import engine_error_body, error_body
+from gateway.protocols.openai_errors import OpenAIShape
 from gateway.protocols.seen import Seen
 from gateway.protocols.sse import event_of
 
@@ -64,7 +63,7 @@ class _Answer(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Embeddings:
+class Embeddings(OpenAIShape):
     """The Embeddings endpoint. Chat completions cannot stand in for it."""
 
     endpoint: str = "embeddings"
@@ -102,21 +101,9 @@ class Embeddings:
         """Return what follows an answer."""
         return EmbeddingsReader(answering.model if answering.model != answering.served_model else None)
 
-    def error_body(self, error: GatewayError, request_id: str | None = None) -> bytes:
-        """Return the error as OpenAI's clients expect it."""
-        return error_body(error)
-
-    def engine_error_body(self, status: int, body: bytes, request_id: str | None = None) -> bytes:
-        """Return an engine's error in OpenAI's shape."""
-        return engine_error_body(status, body)
-
     def failed_stream(self, error_body: bytes) -> bytes:
         """Return the error as an event."""
         return event_of(error_body)
-
-    def headers(self, request_id: str) -> Mapping[str, str]:
-        """Return the header that OpenAI's clients show as the request's id."""
-        return {"x-request-id": request_id}
 
 
 EMBEDDINGS = Embeddings()

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from billing.counts import UsageReading
 from billing.usage import openai_usage
 from engine_adapter.base import EngineAdapter
-from gateway.errors import BadRequest, GatewayError, NotHere
+from gateway.errors import BadRequest, NotHere
 from gateway.protocols.base import Answering, Ask, Sent, model_of, objects, salt_of, scan_body, stream_of
+from gateway.protocols.decode import json_object
 from gateway.protocols.form import Form, Raw, scan, scan_text
-from gateway.protocols.openai_errors import engine_error_body, error_body, error_class
+from gateway.protocols.openai_errors import OpenAIShape, error_class
 from gateway.protocols.seen import Seen
 from gateway.protocols.sse import data_of, event_of, with_data
 
@@ -27,7 +26,7 @@ DONE_EVENT = event_of(DONE)
 
 
 @dataclass(frozen=True, slots=True)
-class OpenAICompletions:
+class OpenAICompletions(OpenAIShape):
     """``chat`` or ``completions``, which engines speak themselves: bytes go through in both directions."""
 
     endpoint: str
@@ -71,21 +70,9 @@ class OpenAICompletions:
             model=renamed,
         )
 
-    def error_body(self, error: GatewayError, request_id: str | None = None) -> bytes:
-        """Return the error as OpenAI's clients expect it."""
-        return error_body(error)
-
-    def engine_error_body(self, status: int, body: bytes, request_id: str | None = None) -> bytes:
-        """Return an engine's error in OpenAI's shape."""
-        return engine_error_body(status, body)
-
     def failed_stream(self, error_body: bytes) -> bytes:
         """Return the error as an event, and the end."""
         return event_of(error_body) + DONE_EVENT
-
-    def headers(self, request_id: str) -> Mapping[str, str]:
-        """Return the header that OpenAI's clients show as the request's id."""
-        return {"x-request-id": request_id}
 
 
 CHAT = OpenAICompletions("chat", "/v1/chat/completions")
@@ -136,11 +123,8 @@ class AnswerReader:
         if data.strip() == DONE:
             self.seen.is_done = True
             return event, False
-        try:
-            chunk = msgspec.json.decode(data)
-        except (msgspec.DecodeError, RecursionError):
-            return event, False
-        if not isinstance(chunk, dict):
+        chunk = json_object(data)
+        if chunk is None:
             return event, False
         if "error" in chunk and "choices" not in chunk:
             self.seen.error = error_class(chunk["error"])
@@ -150,11 +134,8 @@ class AnswerReader:
 
     def answer(self, body: bytes) -> bytes:
         """Take a whole answer; return what the client gets of it."""
-        try:
-            answer = msgspec.json.decode(body)
-        except (msgspec.DecodeError, RecursionError):
-            return body
-        if not isinstance(answer, dict):
+        answer = json_object(body)
+        if answer is None:
             return body
         self._count(answer)
         self._choices(answer.get("choices"), "message")

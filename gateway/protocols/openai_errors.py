@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgspec
-
 from gateway.errors import GatewayError
+from gateway.protocols.decode import json_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +23,8 @@ class EngineWords:
 
 def engine_words(status: int, body: bytes) -> EngineWords:
     """Read an engine's error. Known shapes: OpenAI's and Anthropic's envelopes, SGLang's bare object, FastAPI's."""
-    try:
-        answer = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        answer = None
-    if isinstance(answer, dict):
+    answer = json_object(body)
+    if answer is not None:
         inner = answer.get("error")
         told = inner if isinstance(inner, dict) else answer
         message = told.get("message") or told.get("error") or _detail(told.get("detail"))
@@ -63,6 +59,24 @@ def engine_error_body(status: int, body: bytes) -> bytes:
     if words.envelope is not None and isinstance(words.envelope.get("error"), dict) and "type" not in words.envelope:
         return body
     return _body(words.message, words.kind or _kind(status), words.param, words.code)
+
+
+class OpenAIShape:
+    """What the endpoints of OpenAI's API have in common (a part of ``EndpointProtocol``)."""
+
+    __slots__ = ()
+
+    def error_body(self, error: GatewayError, request_id: str | None = None) -> bytes:
+        """Return the error as OpenAI's clients expect it."""
+        return error_body(error)
+
+    def engine_error_body(self, status: int, body: bytes, request_id: str | None = None) -> bytes:
+        """Return an engine's error in OpenAI's shape."""
+        return engine_error_body(status, body)
+
+    def headers(self, request_id: str) -> Mapping[str, str]:
+        """Return the header that OpenAI's clients show as the request's id."""
+        return {"x-request-id": request_id}
 
 
 def error_class(error: object) -> str:

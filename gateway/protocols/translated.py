@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import msgspec
-
 from billing.counts import UsageReading
 from billing.usage import openai_usage
 from engine_adapter.base import EngineAdapter
 from gateway.errors import UpstreamUnusable
 from gateway.protocols.answer import AnswerBlocks, AnswerEvent, Block
+from gateway.protocols.decode import json_object
 from gateway.protocols.openai_errors import error_body, error_class
 from gateway.protocols.seen import Seen
 from gateway.protocols.sse import data_of
@@ -79,7 +78,7 @@ class TranslatedReader:
             return event, False  # a comment is one in every protocol
         if data.strip() == _DONE:
             return (self.closing() if self.seen.finish_reason is not None else b""), False
-        chunk = _object(data)
+        chunk = json_object(data)
         if chunk is None:
             return b"", False
         if "error" in chunk and "choices" not in chunk:
@@ -97,7 +96,7 @@ class TranslatedReader:
 
     def answer(self, body: bytes) -> bytes:
         """Take a whole completion; return the client's answer. Raises ``UpstreamUnusable``."""
-        answer = _object(body)
+        answer = json_object(body)
         if answer is None or not answer.get("choices"):
             raise UpstreamUnusable("the engine's answer is no chat completion")
         self._count(answer)
@@ -161,14 +160,6 @@ def _gave_up(answer: Json) -> bool:
     choices = answer.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     return isinstance(first, dict) and first.get("finish_reason") in ("abort", "error")
-
-
-def _object(data: bytes) -> Json | None:
-    try:
-        value = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _logprobs(choice: Json) -> Sequence[Json]:

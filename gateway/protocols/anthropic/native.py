@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
 from billing.counts import UsageReading
 from billing.usage import anthropic_stream_usage
 from gateway.protocols.anthropic.errors import error_event
+from gateway.protocols.decode import json_object
 from gateway.protocols.dialog import arguments_text
 from gateway.protocols.form import Raw, scan, scan_text
 from gateway.protocols.openai_errors import error_class
@@ -38,7 +37,7 @@ class NativeMessageReader:
     def event(self, event: bytes) -> tuple[bytes, bool]:
         """Take one event; return it, and whether it brought output."""
         data = data_of(event)
-        value = None if data is None else _object(data)
+        value = None if data is None else json_object(data)
         if value is None or data is None:
             return event, False
         kind, has_output = value.get("type"), False
@@ -61,7 +60,7 @@ class NativeMessageReader:
 
     def answer(self, body: bytes) -> bytes:
         """Take a whole message; return it."""
-        value = _object(body)
+        value = json_object(body)
         if value is None:
             return body
         content = value.get("content")
@@ -126,14 +125,6 @@ class NativeMessageReader:
         if inner is None:
             return event
         return with_data(event, outer.edited({"message": Raw(inner.edited({"model": self._model}))}).encode())
-
-
-def _object(data: bytes) -> Json | None:
-    try:
-        value = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _mapping(value: object) -> Json | None:

@@ -8,6 +8,7 @@ import msgspec
 
 from billing.counts import UsageReading
 from billing.usage import responses_usage
+from gateway.protocols.decode import json_object
 from gateway.protocols.form import Raw, scan, scan_text
 from gateway.protocols.openai_errors import engine_words, error_class
 from gateway.protocols.seen import Seen
@@ -40,7 +41,7 @@ class NativeResponseReader:
     def event(self, event: bytes) -> tuple[bytes, bool]:
         """Take one event; return it, and whether it brought output."""
         data = data_of(event)
-        value = None if data is None else _object(data)
+        value = None if data is None else json_object(data)
         if value is None or data is None:
             return event, False
         kind = value.get("type")
@@ -61,7 +62,7 @@ class NativeResponseReader:
 
     def answer(self, body: bytes) -> bytes:
         """Take a whole response; return it."""
-        value = _object(body)
+        value = json_object(body)
         if value is None:
             return body
         self._take(value)
@@ -120,11 +121,3 @@ class NativeResponseReader:
         if inner is None:
             return event
         return with_data(event, outer.edited({"response": Raw(inner.edited({"model": self._model}))}).encode())
-
-
-def _object(data: bytes) -> dict[str, object] | None:
-    try:
-        value = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine_adapter.base import EngineAdapter
-from gateway.errors import BadRequest, GatewayError, NotFound
+from gateway.errors import BadRequest, NotFound
 from gateway.protocols.base import Answering, AnswerReader, Ask, Sent, ask_of_dialog, untranslatable_ask
 from gateway.protocols.form import Form, scan_text
-from gateway.protocols.openai_errors import engine_error_body, error_body
+from gateway.protocols.openai_errors import OpenAIShape, engine_error_body
 from gateway.protocols.responses.answer import Echo
 from gateway.protocols.responses.items import input_items, references, resolved
 from gateway.protocols.responses.native import NativeResponseReader
@@ -46,7 +46,7 @@ class _Request:
         return self.values.get("store") is not False
 
 
-class Responses:
+class Responses(OpenAIShape):
     """The Responses endpoint."""
 
     endpoint = "responses"
@@ -113,21 +113,9 @@ class Responses:
         reader.seen.response_id = echo.response_id
         return reader
 
-    def error_body(self, error: GatewayError, request_id: str | None = None) -> bytes:
-        """Return the error as OpenAI's clients expect it."""
-        return error_body(error)
-
-    def engine_error_body(self, status: int, body: bytes, request_id: str | None = None) -> bytes:
-        """Return an engine's error in OpenAI's shape."""
-        return engine_error_body(status, body)
-
     def failed_stream(self, error_body: bytes) -> bytes:
         """Return the error as the stream's one event."""
         return NativeResponseReader(lambda response: None).failure(error_body)
-
-    def headers(self, request_id: str) -> Mapping[str, str]:
-        """Return the header that OpenAI's clients show as the request's id."""
-        return {"x-request-id": request_id}
 
     # ---- responses that are kept
 
