@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -170,15 +171,15 @@ class _Patience:
 
     def __init__(self, response: UpstreamResponse, writer: StreamWriter) -> None:
         self._response, self._writer, self._loop = response, writer, asyncio.get_running_loop()
-        self._until = 0.0
+        self._until = self._fires_at = math.inf
         self._timer: asyncio.TimerHandle | None = None
 
     async def next(self, limit_s: float) -> bytes:
         """Return the next read. Raises ``TimeoutError`` at the limit."""
         self._until = self._loop.time() + limit_s
         while True:
-            if self._timer is None:
-                self._timer = self._loop.call_later(self._left_s(), self._look_at_the_clock)
+            if self._fires_at > self._until or self._timer is None:
+                self._set_timer()
             try:
                 return await self._response.read_some()
             except TimeoutError:
@@ -189,10 +190,17 @@ class _Patience:
     def _left_s(self) -> float:
         return max(min(self._until - self._loop.time(), self._writer.heartbeat_due_s()), 0.0)
 
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        left_s = self._left_s()
+        self._fires_at = self._loop.time() + left_s
+        self._timer = self._loop.call_later(left_s, self._look_at_the_clock)
+
     def _look_at_the_clock(self) -> None:
         self._timer = None
-        if left_s := self._left_s():
-            self._timer = self._loop.call_later(left_s, self._look_at_the_clock)
+        if self._left_s():
+            self._set_timer()
         else:
             self._response.interrupt()
 

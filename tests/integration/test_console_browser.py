@@ -19,6 +19,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
+from selenium.webdriver.support.wait import WebDriverWait
 
 from billing.ledger import Ledger
 from billing.ledger_read import LedgerReader, RowFilter
@@ -261,7 +262,7 @@ def test_the_page_of_costs_has_the_numbers_of_the_command_line(
         assert str(money(content["totals"][0]["amount_nano"], "USD")) in body(browser)
     browser.find_element(By.CSS_SELECTOR, "select[name=window] option[value='30d']").click()
     browser.find_element(By.CSS_SELECTOR, ".cost-filters button").click()
-    assert "window=30d" in browser.current_url
+    WebDriverWait(browser, 10).until(lambda shown: "window=30d" in shown.current_url)
     bars = browser.find_elements(By.CSS_SELECTOR, "svg.trend rect.c-cost")
     assert main(["report", "--ledger", str(ledger), "--by", "day", "--json"]) == 0
     days = json.loads(capsys.readouterr().out)["groups"]

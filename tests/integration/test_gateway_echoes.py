@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from radix_index.base import Knowledge
 from tests.gateways import Client, gateway_for
 from tests.samples.echo_agent import MODEL, run_agent
 from tracing.record import Outcome, RequestRecord
@@ -31,6 +32,7 @@ async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clie
     }
     home: Path = tmp_path_factory.mktemp("home")
     async with gateway_for([], home, instances=[], embedded=embedded, ready_limit_s=240, ready_count=1) as client:
+        await client.until(lambda: all(feed.knowledge is Knowledge.COMPLETE for feed in client.gateway.fleet.feeds()))
         yield client
         assert client.at_rest()
 

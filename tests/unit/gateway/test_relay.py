@@ -202,6 +202,14 @@ def test_comments_go_through_and_heartbeats_fill_silence() -> None:
     assert calls == []
 
 
+@pytest.mark.timeout(20)
+def test_the_idle_limit_holds_from_the_first_output_on_however_long_one_waited_for_that() -> None:
+    options = RelayOptions(heartbeat_s=3600, first_byte_timeout_s=3600, idle_timeout_s=0.01)
+    _, _, error, calls = _relay([stream(["a"])[0], stream(["a"])[1]], "silence", options=options)
+    assert error is not None
+    assert (error.code, calls) == ("upstream_timeout", ["output"])
+
+
 def test_one_event_is_bounded() -> None:
     cutter = EventCutter(100)
     assert cutter.feed(b"data: " + b"x" * 90) == []
