@@ -112,8 +112,23 @@ def scripted(run: Run) -> None:
                 run.expect(usage["hit_device_tokens"] >= (before - 1) // PAGE * PAGE, "generated pages missed")
             before = record["gateway_prompt_tokens"] + usage["output_tokens"]
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"and then, {step}?"}]
+    counts = []
     for choice in CHOICES:
-        run.ask(f"tools, {json.dumps(choice)[:16]}", messages=messages[:2], tools=TOOLS, tool_choice=choice)
+        _, record = run.ask(f"tools, {str(choice)[:16]}", messages=messages[:2], tools=TOOLS, tool_choice=choice)
+        counts.append(record["gateway_prompt_tokens"])
+    auto, none, named = counts
+    run.expect(none < named < auto, "the template does not show what the choice leaves")
+
+
+def _show_tools(model: Path) -> None:
+    """Put what a request's tools are before the conversation, in the tiny model's chat template."""
+    config = model / "tokenizer_config.json"
+    described = json.loads(config.read_text())
+    file = model / "chat_template.jinja"
+    template = file.read_text() if file.is_file() else described["chat_template"]
+    shown = "{% for tool in tools or [] %}<|im_start|>tool\n{{ tool | tojson }}<|im_end|>\n{% endfor %}" + template
+    file.write_text(shown)
+    config.write_text(json.dumps({**described, "chat_template": shown}))
 
 
 def main() -> int:
@@ -125,6 +140,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="keepwarm-sglang-") as scratch:
         folder = Path(scratch)
         subprocess.run([python, str(HERE / "tiny_model.py"), str(folder / "model")], check=True)
+        _show_tools(folder / "model")
         server = SglangServer(python, folder / "model", "one", page=PAGE, tokens=8192, folder=folder)
         gateway = GatewayProcess([server], folder)
         settings = folder / "keepwarm.toml"
