@@ -131,21 +131,21 @@ class Dispatcher:
             match = matches.get(instance.id)
             hits, pending = NO_HITS, 0
             if match is not None:
-                size = sizes[instance.id]
-                blocks = match.tier_blocks
+                size, blocks = sizes[instance.id], match.tier_blocks
                 if instance.predicted is not None and prompt is not None:
                     tail = instance.predicted.tail_blocks(prompt.hashes[size], match.blocks)
                     blocks = (blocks[0] + tail, *blocks[1:])
-                hits = usable_hits(blocks, size, tokens)
+                if any(blocks):
+                    hits = usable_hits(blocks, size, tokens)
                 if match.pending_blocks:
                     pending = min(match.pending_blocks * size, max((tokens - 1) // size * size - sum(hits), 0))
             views.append(
                 InstanceView(
-                    instance=instance.id,
-                    hit_tokens=hits,
-                    queued_tokens=instance.load.queued_tokens,
-                    running=instance.load.running,
-                    rates=instance.rates,
+                    instance.id,
+                    hits,
+                    instance.load.queued_tokens,
+                    instance.load.running,
+                    instance.rates,
                     healthy=instance.takes_requests,
                     exact=match is not None and match.knowledge is Knowledge.COMPLETE,
                     pending_tokens=pending,

@@ -68,6 +68,7 @@ class Instance:
 
     def __init__(self, spec: InstanceSpec, rates: Rates) -> None:
         self.spec = spec
+        self.id = spec.id  # its name
         self.rates = rates
         self._idle = asyncio.Event()
         self.load = Load(on_idle=self._idle.set)
@@ -79,11 +80,6 @@ class Instance:
         self.predicted: PredictedResidency | None = None  # what it holds, where it publishes no events
         self.scores = new_scores()
         self.wake = asyncio.Event()
-
-    @property
-    def id(self) -> str:
-        """Its name."""
-        return self.spec.id
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -149,13 +149,16 @@ class PromptJob:
     def _chat(
         self, encoder: PromptEncoder, messages: Sequence[Mapping[str, object]], options: PromptOptions, seed: int
     ) -> Prompt:
-        if has_media(messages):
-            return self._with_media(encoder, messages, options, seed)
         rules, tools, members = self.rules, self.rules.tools, dict[str, object]()
-        encoded = encoder.encode_chat_hashed(
-            messages, tools, seed=seed, block_sizes=self.block_sizes, options=options,
-            wire=wire_of(self.ask, self.body), answers=self.quotations,
-        )  # fmt: skip
+        try:
+            encoded = encoder.encode_chat_hashed(
+                messages, tools, seed=seed, block_sizes=self.block_sizes, options=options,
+                wire=wire_of(self.ask, self.body), answers=self.quotations,
+            )  # fmt: skip
+        except PromptError:
+            if not has_media(messages):  # asked only now: to look through all messages at every step would cost more
+                raise
+            return self._with_media(encoder, messages, options, seed)
         handling = self._handling(gives_ids=encoded.holds_kept or self.is_verified) if encoded.has_markers else None
         if handling is Handling.ESCAPED:
             members = self._escaped(encoder)

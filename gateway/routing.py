@@ -53,7 +53,9 @@ class Rates:
         return replace(self, prefill=self.prefill * (1 - _LEARNING_WEIGHT) + sample * _LEARNING_WEIGHT)
 
 
-class InstanceView(msgspec.Struct, frozen=True):  # made for every instance at every decision: a dataclass costs tenfold
+class InstanceView(
+    msgspec.Struct, frozen=True, gc=False
+):  # made for every instance at every decision: a dataclass costs tenfold
     """One instance at the moment of a decision. ``hit_tokens``: device, host, disk, pool.
 
     ``pending_tokens``: what requests already routed there bring beyond these hits, computed or told of any moment now.

@@ -71,15 +71,18 @@ class Matches(Mapping[str, InstanceMatch]):
     all at once.
     """
 
-    __slots__ = ("_knowledge", "_positions", "counts")
+    __slots__ = ("_knowledge", "_positions", "_rows", "counts")
 
     def __init__(
         self, positions: Mapping[str, int], counts: npt.NDArray[np.int32], knowledge: Mapping[str, Knowledge]
     ) -> None:
         self._positions, self.counts, self._knowledge = positions, counts, knowledge
+        self._rows: list[list[int]] | None = None
 
     def __getitem__(self, instance: str) -> InstanceMatch:
-        device, host, disk, pool, pending = self.counts[self._positions[instance]].tolist()
+        if self._rows is None:
+            self._rows = self.counts.tolist()
+        device, host, disk, pool, pending = self._rows[self._positions[instance]]
         return InstanceMatch(instance, (device, host, disk, pool), pending, self._knowledge[instance])
 
     def __iter__(self) -> Iterator[str]:

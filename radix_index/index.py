@@ -48,6 +48,7 @@ class RadixIndex:
         self._more_pending: dict[tuple[int, int], int] = {}  # (column, block) → reservations beyond the first
         self._tickets = 0
         self._selections: dict[tuple[str, ...], tuple[dict[str, int], U32]] = {}
+        self._sizes: Mapping[str, int] = {}
         self._knowledge: dict[str, Knowledge] = {}
 
     # --- membership ---
@@ -87,6 +88,7 @@ class RadixIndex:
         readers = {k.column: self._pools[k.pool] for k in self._instances.values() if k.pool is not None}
         self._blocks.sets.set_pools(readers)
         self._selections.clear()
+        self._sizes = {name: known.block_size for name, known in self._instances.items()}
 
     def _new_column(self) -> int:
         if not self._free_columns:
@@ -101,7 +103,7 @@ class RadixIndex:
 
     def instances(self) -> Mapping[str, int]:
         """See ``PrefixIndex.instances``."""
-        return {name: known.block_size for name, known in self._instances.items()}
+        return self._sizes
 
     def set_knowledge(self, instance: str, knowledge: Knowledge) -> None:
         """See ``PrefixIndex.set_knowledge``."""

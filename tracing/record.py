@@ -11,6 +11,8 @@ import struct
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
 
 class Outcome(StrEnum):
     """How a request ended."""
@@ -120,9 +122,8 @@ class Charge:
     basis: ChargeBasis | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One instance as the router saw it when it decided."""
+class Candidate(msgspec.Struct, frozen=True, gc=False):
+    """One instance as the router saw it when it decided. (A struct: every decision makes one for each instance.)"""
 
     instance: str
     hit_tokens: tuple[int, int, int, int]  # device, host, disk, pool: the leading run that could be read there

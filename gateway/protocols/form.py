@@ -16,11 +16,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]  # public in the library, missing in its stubs
+from typing import Any
 
 import msgspec
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _KEEP = object()
+_CONTAINERS = frozenset({dict, list})  # a parser's values are of no other kinds
 MAX_MEMBERS = 4096
 MAX_DEPTH = 128
 """Containers within a body, as many as serde_json allows: whatever walks a body later must not run out of stack."""
@@ -128,7 +130,7 @@ def scan(body: bytes) -> Form:
 
 
 def _is_deep(values: list[object]) -> bool:
-    level = [value for value in values if isinstance(value, dict | list)]
+    level: list[Any] = [value for value in values if type(value) in _CONTAINERS]
     for _ in range(MAX_DEPTH):
         if not level:
             return False
@@ -136,7 +138,7 @@ def _is_deep(values: list[object]) -> bool:
             value
             for outer in level
             for value in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(value, dict | list)
+            if type(value) in _CONTAINERS
         ]
     return bool(level)
 
