@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.samples.gated_tier import GatedTier
 
 from kvstore.deadline import Allowance
 from kvstore.fetching import BufferTarget
@@ -15,6 +14,7 @@ from kvstore.page import Namespace, PageKey, PageMeta, Tier
 from kvstore.page_store import PageStore, PageStoreOptions, WritePolicy
 from kvstore.tiers.disk import DiskTier
 from kvstore.tiers.host import HostTier
+from tests.samples.gated_tier import GatedTier
 from tests.samples.pages import LAYOUT, buffers, chain, page, page_data, strangers
 
 PAGE = LAYOUT.page_bytes
