@@ -151,7 +151,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
             on_described=lambda instance: _load_tokenizers(instance, models, prompts, settings),
             snapshots=snapshots,
         )
-        models = ModelDirectory(assembly.model_options(settings), fleet.models)
+        models = ModelDirectory(assembly.model_options(settings), fleet.models, fleet.knows_all_models)
         linker = RunLinker()
         linker.restore(await asyncio.to_thread(traces.recent, _RESTORED_RECORDS))
         recorder = Recorder(

@@ -13,6 +13,7 @@ GatewayError               a request ends with ``status`` and a class that the c
 ├── NoInstance             503: no healthy instance serves the model; ``retry_after_s``
 ├── Draining               503: the gateway is going down
 ├── LedgerFull             503: what a request costs cannot be written down now
+├── LedgerAway             503: the ledger cannot be read now
 └── UpstreamUnusable       502 or 504: engines were tried and none answered
 SettingsError              the process does not start
 
@@ -112,6 +113,12 @@ class LedgerFull(GatewayError):
     """So many bills wait for the ledger that this one might be lost."""
 
     status, kind, code = 503, "server_error", "ledger_full"
+
+
+class LedgerAway(GatewayError):
+    """The ledger's database cannot be reached, so nothing can be read from it."""
+
+    status, kind, code = 503, "server_error", "ledger_unavailable"
 
 
 class UpstreamUnusable(GatewayError):

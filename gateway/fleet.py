@@ -157,6 +157,10 @@ class Fleet:
         """Return the instances that serve the model, healthy or not."""
         return [instance for instance in self.instances.values() if model in instance.models]
 
+    def knows_all_models(self) -> bool:
+        """Tell whether every instance has said once what it serves."""
+        return all(instance.models for instance in self.instances.values())
+
     def models(self) -> list[str]:
         """Return every model that an instance serves."""
         return sorted({model for instance in self.instances.values() for model in instance.models})

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
+from billing.errors import LedgerUnavailable
 from gateway import paths
 from gateway.catalog import model_card, model_list
 from gateway.errors import (
     BadRequest,
     BodyTooLarge,
     GatewayError,
+    LedgerAway,
     MethodNotAllowed,
     NotFound,
     Unauthorized,
@@ -234,6 +236,8 @@ async def errors_in_shape(request: web.Request, handler: Handler) -> web.StreamR
         return await handler(request)
     except GatewayError as error:
         return error_response(error, is_anthropic=is_anthropic)
+    except LedgerUnavailable:
+        return error_response(LedgerAway("the ledger cannot be read now", retry_after_s=5), is_anthropic=is_anthropic)
     except web.HTTPMethodNotAllowed as refusal:
         answer = error_response(MethodNotAllowed(f"{request.method} is not allowed here"), is_anthropic=is_anthropic)
         answer.headers[hdrs.ALLOW] = refusal.headers.get(hdrs.ALLOW, "")

@@ -12,6 +12,8 @@ import hashlib
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from gateway.errors import Forbidden, Unauthorized
 from tracing.record import Identity
@@ -52,8 +54,13 @@ class KeyRing:
         self._keys = {key.digest: key for key in keys}
 
     def authenticate(self, headers: Mapping[str, str]) -> Caller:
-        """Return who asks. Raises ``Unauthorized``, which tells nothing about the keys there are."""
+        """Return who asks.
+
+        Raises ``Unauthorized``, which tells nothing about the keys there are; without any, ``Forbidden`` for what a web
+        page from elsewhere makes a browser ask.
+        """
         if not self._keys:
+            _refuse_strangers(headers)
             return Caller(ANONYMOUS, is_salted=False, is_admin=True)
         secret = presented_secret(headers)
         key = self._keys.get(digest_of(secret)) if secret else None
@@ -67,6 +74,23 @@ class KeyRing:
         if not caller.is_admin:
             raise Forbidden("this needs a key with admin rights")
         return caller
+
+
+def _refuse_strangers(headers: Mapping[str, str]) -> None:
+    """Without keys whoever is on this machine may ask, and a browser is, whatever page it shows: what it sends names
+    the page's origin, or, where the page's name was made to lead here, a host that is not this machine's."""
+    host, origin = headers.get("host"), headers.get("origin")
+    if not (host is None or _is_here(host)) or not (origin is None or _is_here(origin.partition("://")[2])):
+        raise Forbidden("without keys only this machine's own names and pages are answered; add [[keys]] for others")
+
+
+def _is_here(place: str) -> bool:
+    """Tell whether ``host[:port]`` is a name of the loopback interface."""
+    try:
+        host = urlsplit(f"//{place}").hostname or ""
+        return host == "localhost" or host.endswith(".localhost") or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def presented_secret(headers: Mapping[str, str]) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gateway.errors import Forbidden, NotFound
+from gateway.errors import Forbidden, NoInstance, NotFound
 from gateway.identity import Caller
 
 
@@ -36,10 +36,16 @@ class ModelOptions:
 class ModelDirectory:
     """Resolves names. Models need not be configured: whatever an instance serves can be asked for by its own name."""
 
-    def __init__(self, configured: Iterable[ModelOptions], served: Callable[[], Iterable[str]]) -> None:
+    def __init__(
+        self,
+        configured: Iterable[ModelOptions],
+        served: Callable[[], Iterable[str]],
+        knows_all: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """``served``: what instances serve, as far as they have said; ``knows_all``: whether all of them have."""
         self._configured = {options.name: options for options in configured}
         self._names = {alias: options.name for options in self._configured.values() for alias in options.aliases}
-        self._served = served
+        self._served, self._knows_all = served, knows_all
         self._ever_served: set[str] = set()
 
     def options(self, model: str) -> ModelOptions:
@@ -47,11 +53,17 @@ class ModelDirectory:
         return self._configured.get(model) or ModelOptions(model)
 
     def resolve(self, asked: str, caller: Caller) -> str:
-        """Return the served name. Raises ``NotFound``; ``Forbidden`` where the key does not allow the model."""
+        """Return the served name.
+
+        Raises ``Forbidden`` where the key does not allow the model, ``NotFound`` for one that nobody serves, and
+        ``NoInstance``, which clients try again, while an instance has not said yet what it serves.
+        """
         model = self._names.get(asked, asked)
         if not (caller.may_use(asked) or caller.may_use(model)):
             raise Forbidden(f"this key may not use the model {asked!r}", param="model", code="model_not_allowed")
         if model not in self._configured and model not in self._known():
+            if not self._knows_all():
+                raise NoInstance(f"not every engine has started: {asked!r} may come", retry_after_s=5)
             raise NotFound(f"there is no model {asked!r} here", param="model", code="model_not_found")
         return model
 

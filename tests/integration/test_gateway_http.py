@@ -185,7 +185,7 @@ async def test_a_compressed_body_is_refused_unopened(client: Client, engine: Scr
 async def test_header_bytes_that_are_no_text_cost_a_request_nothing(client: Client, engine: ScriptedEngine) -> None:
     body = b'{"model":"m","messages":[]}'
     head = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n"
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n"
         b"traceparent: \xff\xfe\r\nx-keepwarm-step-name: a\xffb\xc3\xa9\r\n\r\n" % len(body)
     )
     assert (await _exchange(client, head + body)).startswith(b"HTTP/1.1 200")
@@ -199,7 +199,7 @@ async def test_malformed_http_is_refused_and_not_quoted_in_the_log(
 ) -> None:
     with caplog.at_level(logging.DEBUG):
         answer = await _exchange(
-            client, b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-secret\x01\r\n\r\n"
+            client, b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer sk-secret\x01\r\n\r\n"
         )
     assert answer.startswith(b"HTTP/1.0 400")
     assert "malformed" in caplog.text

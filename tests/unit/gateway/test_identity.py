@@ -2,8 +2,9 @@
 
 import pytest
 
-from gateway.errors import Unauthorized
+from gateway.errors import Forbidden, NoInstance, NotFound, Unauthorized
 from gateway.identity import Caller, Key, KeyRing, digest_of, effective_salt, new_secret
+from gateway.models import ModelDirectory
 from tracing.record import Identity
 
 _A, _B = Identity("acme", "red", "key-a"), Identity("bolt", "blue", "key-b")
@@ -53,3 +54,37 @@ def test_a_client_narrows_its_namespace_and_never_leaves_it() -> None:
 
 def test_new_secrets_differ() -> None:
     assert new_secret() != new_secret()
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8400", "a.localhost", "127.0.0.1:8400", "127.9.9.9", "[::1]:8400"]
+)
+def test_without_keys_this_machine_is_let_in_by_its_own_names(host: str) -> None:
+    ring = KeyRing()
+    assert ring.authenticate({"host": host}).is_admin
+    assert ring.authenticate({"host": host, "origin": f"http://{host}"}).is_admin
+    assert ring.authenticate({}).is_admin
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"host": "evil.example"}, {"host": "127.0.0.1.evil.example:8400"}, {"host": "10.0.0.1"}, {"host": ""},
+     {"host": "[::1"}, {"host": "localhost", "origin": "http://evil.example"}, {"host": "localhost", "origin": "null"}],
+)  # fmt: skip
+def test_without_keys_other_peoples_pages_are_not_let_in(headers: dict[str, str]) -> None:
+    with pytest.raises(Forbidden):
+        KeyRing().authenticate(headers)
+    assert _RING.authenticate({**headers, "x-api-key": "sk-a"}).identity == _A
+
+
+def test_a_model_is_unknown_only_when_every_instance_has_said_what_it_serves() -> None:
+    served: list[str] = []
+    models = ModelDirectory([], lambda: served, lambda: bool(served))
+    caller = KeyRing().authenticate({})
+    with pytest.raises(NoInstance) as not_yet:
+        models.resolve("m", caller)
+    assert not_yet.value.retry_after_s
+    served.append("m")
+    assert models.resolve("m", caller) == "m"
+    with pytest.raises(NotFound):
+        models.resolve("n", caller)
