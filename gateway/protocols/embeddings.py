@@ -11,7 +11,8 @@ from billing.usage import embeddings_usage
 from engine_adapter.base import EngineAdapter
 from gateway.errors import BadRequest, NotHere
 from gateway.protocols.base import Answering, Ask, Sent, model_of, salt_of, stream_of
-from gateway.protocols.form import Form, scan
+from gateway.protocols.form import Form
+from gateway.protocols.model_name import renamed
 from gateway.protocols.openai_errors import OpenAIShape
 from gateway.protocols.seen import Seen
 from gateway.protocols.sse import event_of
@@ -42,7 +43,7 @@ class EmbeddingsReader:
         self.seen.usage = answer.usage
         if self._model is None or answer.model is None:
             return body
-        return scan(body).edited({"model": self._model}).encode()
+        return renamed(body, self._model)
 
     def closing(self) -> bytes:
         """Return nothing."""

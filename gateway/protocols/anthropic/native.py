@@ -9,10 +9,10 @@ from billing.usage import anthropic_stream_usage
 from gateway.protocols.anthropic.errors import error_event
 from gateway.protocols.decode import json_object
 from gateway.protocols.dialog import arguments_text
-from gateway.protocols.form import Raw, scan, scan_text
+from gateway.protocols.model_name import renamed, renamed_in
 from gateway.protocols.openai_errors import error_class
 from gateway.protocols.seen import Seen
-from gateway.protocols.sse import data_of, named_event, with_data
+from gateway.protocols.sse import data_of, named_event
 
 Json = Mapping[str, object]
 
@@ -71,7 +71,7 @@ class NativeMessageReader:
         self.seen.usage = _mapping(value.get("usage"))
         if self._model is None or "model" not in value:
             return body
-        return scan(body).edited({"model": self._model}).encode()
+        return renamed(body, self._model)
 
     def closing(self) -> bytes:
         """Return ``message_stop``."""
@@ -120,11 +120,7 @@ class NativeMessageReader:
     def _renamed_start(self, event: bytes, data: bytes, message: Json) -> bytes:
         if self._model is None or "model" not in message:
             return event
-        outer = scan_text(data.decode())
-        inner = outer.nested("message")
-        if inner is None:
-            return event
-        return with_data(event, outer.edited({"message": Raw(inner.edited({"model": self._model}))}).encode())
+        return renamed_in(event, data, "message", self._model)
 
 
 def _mapping(value: object) -> Json | None:

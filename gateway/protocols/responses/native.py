@@ -9,10 +9,10 @@ import msgspec
 from billing.counts import UsageReading
 from billing.usage import responses_usage
 from gateway.protocols.decode import json_object
-from gateway.protocols.form import Raw, scan, scan_text
+from gateway.protocols.model_name import renamed, renamed_in
 from gateway.protocols.openai_errors import engine_words, error_class
 from gateway.protocols.seen import Seen
-from gateway.protocols.sse import data_of, named_event, with_data
+from gateway.protocols.sse import data_of, named_event
 
 Json = Mapping[str, object]
 
@@ -68,7 +68,7 @@ class NativeResponseReader:
         self._take(value)
         if self._model is None or "model" not in value:
             return body
-        return scan(body).edited({"model": self._model}).encode()
+        return renamed(body, self._model)
 
     def closing(self) -> bytes:
         """Return nothing: a response's last event is its end."""
@@ -116,8 +116,4 @@ class NativeResponseReader:
     def _renamed(self, event: bytes, data: bytes, response: Json) -> bytes:
         if self._model is None or "model" not in response:
             return event
-        outer = scan_text(data.decode())
-        inner = outer.nested("response")
-        if inner is None:
-            return event
-        return with_data(event, outer.edited({"response": Raw(inner.edited({"model": self._model}))}).encode())
+        return renamed_in(event, data, "response", self._model)
