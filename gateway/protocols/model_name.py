@@ -1,4 +1,4 @@
-"""The model's name in an engine's own answer, where the client knows it by another: that member changes and nothing else."""
+"""The model's name in an engine's own answer, where the client knows it by another: that changes and nothing else."""
 
 from __future__ import annotations
 
