@@ -93,7 +93,7 @@ def hostile_record() -> RequestRecord:
         decision=replace(
             record.decision,
             policy=HOSTILE,
-            candidates=tuple(replace(each, instance=HOSTILE) for each in record.decision.candidates),
+            candidates=tuple(msgspec.structs.replace(each, instance=HOSTILE) for each in record.decision.candidates),
         ),
         attempts=tuple(replace(each, instance=HOSTILE, error=HOSTILE) for each in record.attempts * 2),
         tool_calls=(ToolCall(HOSTILE, HOSTILE),),
