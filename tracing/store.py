@@ -21,11 +21,20 @@ from pathlib import Path
 
 from tracing.errors import AmbiguousRunError, TraceStoreError
 from tracing.record import RequestRecord
-from tracing.store_lists import Money, RunFilter, RunSummary, StoreTotals, condition_of, summary, totals
+from tracing.store_lists import Money, RunFilter, RunKey, RunSummary, StoreTotals, condition_of, summary, totals
 from tracing.store_schema import COLUMNS, SCHEMA_VERSION, Row, decode_record, row_of
 from tracing.store_writer import TraceStoreOptions, commit, forget_old, open_for_writing
 
-__all__ = ["Money", "RunFilter", "RunSummary", "StoreTotals", "TraceStore", "TraceStoreOptions", "TraceStoreStats"]
+__all__ = [
+    "Money",
+    "RunFilter",
+    "RunKey",
+    "RunSummary",
+    "StoreTotals",
+    "TraceStore",
+    "TraceStoreOptions",
+    "TraceStoreStats",
+]
 
 
 @dataclass(slots=True)
@@ -169,7 +178,9 @@ class TraceStore:
         condition, values = condition_of(where or RunFilter())
         with self._reading() as reader:
             named = reader.execute(
-                f"SELECT tenant, run_id FROM runs WHERE {condition} ORDER BY last_ns DESC LIMIT ?", (*values, limit)
+                f"SELECT tenant, run_id FROM runs WHERE {condition} ORDER BY last_ns DESC, tenant DESC, run_id DESC"
+                " LIMIT ?",
+                (*values, limit),
             ).fetchall()
             return [summary(reader, tenant, run_id) for tenant, run_id in named]
 

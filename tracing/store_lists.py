@@ -49,15 +49,35 @@ class StoreTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class RunKey:
+    """A run's place in the list: newest first, equal times by name. The last one of a page leads to the next page."""
+
+    last_ns: int
+    tenant: str
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunFilter:
-    """Which runs to list. Times bound the run's last request; ``text`` is part of a run id or an agent's name."""
+    """Which runs to list. Times bound the run's last request; ``text`` is part of a run id or an agent's name.
+
+    ``outcome``: some request of the run ended so. ``hit_below_percent`` and ``cost_above_nano`` (of the run's sum in
+    any currency) are computed for each run that the other conditions leave, until a page is full.
+    """
 
     tenant: str | None = None
     text: str | None = None
     model: str | None = None
+    agent: str | None = None
+    team: str | None = None
     since_ns: int | None = None
-    until_ns: int | None = None  # exclusive: the ``last_ns`` of the last run of a page gives the next page
+    until_ns: int | None = None  # exclusive
     failed_only: bool = False
+    unfailed_only: bool = False
+    outcome: str | None = None
+    hit_below_percent: float | None = None
+    cost_above_nano: int | None = None
+    after: RunKey | None = None  # the runs that follow it in the list
 
 
 def condition_of(where: RunFilter) -> tuple[str, list[object]]:
@@ -69,6 +89,11 @@ def condition_of(where: RunFilter) -> tuple[str, list[object]]:
         ("last_ns >= ?", where.since_ns),
         ("last_ns < ?", where.until_ns),
         (_HAS_RECORD.format("model = ?"), where.model),
+        (_HAS_RECORD.format("agent = ?"), where.agent),
+        (_HAS_RECORD.format("outcome = ?"), where.outcome),
+        (_HAS_RECORD.format(f"{_TEAM} = ?"), where.team),
+        (_OF_RUN.format(f"total({_HITS}) * 100 < ? * sum(prompt_tokens)"), where.hit_below_percent),
+        (_HAS_RECORD.format("1 GROUP BY currency HAVING total(cost_nano) > ?"), where.cost_above_nano),
     ):
         if value is not None:
             conditions.append(condition)
@@ -78,12 +103,19 @@ def condition_of(where: RunFilter) -> tuple[str, list[object]]:
         values += [where.text, where.text]
     if where.failed_only:
         conditions.append(_HAS_RECORD.format("outcome <> 'ok'"))
+    if where.unfailed_only:
+        conditions.append("NOT " + _HAS_RECORD.format("outcome <> 'ok'"))
+    if where.after is not None:
+        conditions.append("(last_ns, tenant, run_id) < (?, ?, ?)")
+        values += [where.after.last_ns, where.after.tenant, where.after.run_id]
     return " AND ".join(conditions), values
 
 
-_HAS_RECORD: Final = (
-    "EXISTS (SELECT 1 FROM records WHERE records.tenant = runs.tenant AND records.run_id = runs.run_id AND {})"
-)
+_SAME_RUN: Final = "records.tenant = runs.tenant AND records.run_id = runs.run_id"
+_HAS_RECORD: Final = f"EXISTS (SELECT 1 FROM records WHERE {_SAME_RUN} AND {{}})"
+_OF_RUN: Final = f"(SELECT {{}} FROM records WHERE {_SAME_RUN})"
+_HITS: Final = "hit_device_tokens + hit_host_tokens + hit_disk_tokens + hit_pool_tokens + hit_unknown_tokens"
+_TEAM: Final = "json_extract(CAST(body AS TEXT), '$.identity.team')"
 
 
 def summary(reader: sqlite3.Connection, tenant: str, run_id: str) -> RunSummary:

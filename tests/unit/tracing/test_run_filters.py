@@ -1,0 +1,79 @@
+"""Which runs a filter leaves, and pages by key: every run once, whatever the times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.samples.agent_runs import RunShape, agent_run, plain_record
+from tracing.record import Identity, Outcome, RequestRecord, RunLink
+from tracing.store import RunFilter, RunKey, TraceStore, TraceStoreOptions
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[TraceStore]:
+    store = TraceStore(tmp_path / "t.sqlite3", TraceStoreOptions(max_age_ns=None))
+    runs = [
+        agent_run(RunShape(run_id="run-cold", seed=1, steps=1, agent="cold", model="large")),
+        agent_run(RunShape(run_id="run-warm", seed=2, steps=9, agent="warm")),
+        [
+            replace(record, outcome=Outcome.ABORTED)
+            for record in agent_run(RunShape(run_id="run-left", seed=3, steps=2))
+        ],
+    ]
+    runs[0] = [replace(record, identity=Identity("default", "research", "k")) for record in runs[0]]
+    put(store, *(record for run in runs for record in run))
+    yield store
+    store.close()
+
+
+def put(store: TraceStore, *records: RequestRecord) -> None:
+    for record in records:
+        store.append(record)
+    assert store.flush(30)
+
+
+def names(store: TraceStore, where: RunFilter) -> set[str]:
+    return {summary.run_id for summary in store.runs(100, where)}
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        (RunFilter(), {"run-cold", "run-warm", "run-left"}),
+        (RunFilter(model="large"), {"run-cold"}),
+        (RunFilter(agent="warm"), {"run-warm"}),
+        (RunFilter(team="research"), {"run-cold"}),
+        (RunFilter(team="nobody"), set()),
+        (RunFilter(outcome="aborted"), {"run-left"}),
+        (RunFilter(failed_only=True), {"run-left"}),
+        (RunFilter(unfailed_only=True), {"run-cold", "run-warm"}),
+        (RunFilter(hit_below_percent=1), {"run-cold"}),
+        (RunFilter(hit_below_percent=100), {"run-cold", "run-warm", "run-left"}),
+    ],
+)
+def test_a_filter_leaves_the_runs_that_it_means(store: TraceStore, where: RunFilter, expected: set[str]) -> None:
+    assert names(store, where) == expected
+
+
+def test_costs_above_a_bound_are_those_of_the_whole_run(store: TraceStore) -> None:
+    costs = {summary.run_id: summary.money[0].cost_nano for summary in store.runs()}
+    for bound in sorted(costs.values()):
+        dearer = {run for run, cost in costs.items() if cost > bound}
+        assert names(store, RunFilter(cost_above_nano=bound)) == dearer
+    assert names(store, RunFilter(cost_above_nano=-1)) == set(costs)
+
+
+def test_pages_by_key_show_every_run_once_though_all_end_in_one_moment(tmp_path: Path) -> None:
+    store = TraceStore(tmp_path / "same.sqlite3", TraceStoreOptions(max_age_ns=None))
+    put(store, *(plain_record(f"r{n}", link=RunLink(f"run-{n:02d}", 1, "new", 1.0)) for n in range(23)))
+    seen: list[str] = []
+    after: RunKey | None = None
+    while page := store.runs(5, RunFilter(after=after)):
+        seen += [summary.run_id for summary in page]
+        after = RunKey(page[-1].last_ns, page[-1].tenant, page[-1].run_id)
+    assert sorted(seen) == [f"run-{n:02d}" for n in range(23)]
+    store.close()
