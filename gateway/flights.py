@@ -5,13 +5,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Protocol
+
+from tracing.record import Decision, Identity, RunLink
+
+
+class Underway(Protocol):
+    """What can be told of a request while it runs; ``gateway.draft.Draft`` is one."""
+
+    request_id: str
+    model: str
+    identity: Identity
+    link: RunLink | None
+    decision: Decision | None
+    labels: dict[str, str]
+    prompt_tokens: int | None
+    attempt_instance: str | None
+    arrived_ns: int
+    routed_ns: int | None
+    sent_ns: int | None
+    first_token_ns: int | None
+    last_token_ns: int | None
 
 
 class Flights:
     """Counts requests in flight; ``cut_all`` ends those that are left, each by ``TimeoutError`` at its boundary."""
 
     def __init__(self) -> None:
-        self._scopes: set[asyncio.Timeout] = set()
+        self._scopes: dict[asyncio.Timeout, Underway | None] = {}
         self._landed = asyncio.Event()
         self.is_leaving = False  # readiness fails, requests are still taken
         self.is_draining = False  # requests are refused
@@ -21,15 +42,19 @@ class Flights:
         """Requests in flight."""
         return len(self._scopes)
 
+    def underway(self) -> list[Underway]:
+        """Return what is in the air and said what it is."""
+        return [request for request in self._scopes.values() if request is not None]
+
     @asynccontextmanager
-    async def flight(self) -> AsyncIterator[None]:
+    async def flight(self, request: Underway | None = None) -> AsyncIterator[None]:
         """Be in the air within the block. Raises ``TimeoutError`` when cut."""
         async with asyncio.timeout(None) as scope:
-            self._scopes.add(scope)
+            self._scopes[scope] = request
             try:
                 yield
             finally:
-                self._scopes.discard(scope)
+                self._scopes.pop(scope, None)
                 if not self._scopes:
                     self._landed.set()
 

@@ -119,7 +119,7 @@ class Pipeline:
             labels=labels_of(arrival.headers, arrival.label),
         )
         try:
-            async with self._flights.flight():
+            async with self._flights.flight(draft):
                 await self._stages(arrival, draft, reply)
         except TimeoutError:
             outcome = Outcome.TRUNCATED if reply.is_started else Outcome.UPSTREAM_FAILED
