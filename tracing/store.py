@@ -19,10 +19,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tracing import store_series
 from tracing.errors import AmbiguousRunError, TraceStoreError
 from tracing.record import RequestRecord
 from tracing.store_lists import Money, RunFilter, RunKey, RunSummary, StoreTotals, condition_of, summary, totals
 from tracing.store_schema import COLUMNS, SCHEMA_VERSION, Row, decode_record, row_of
+from tracing.store_series import Bucket, Choices
 from tracing.store_writer import TraceStoreOptions, commit, forget_old, open_for_writing
 
 __all__ = [
@@ -227,6 +229,26 @@ class TraceStore:
         """Exact sums over the records of a time span. Cost: every record in it."""
         with self._reading() as reader:
             return totals(reader, tenant, since_ns)
+
+    def buckets(self, tenant: str | None, since_ns: int, until_ns: int, bucket_ns: int) -> list[Bucket]:
+        """Sums over a time by bucket, empty ones left out. Cost: every record in it."""
+        with self._reading() as reader:
+            return store_series.buckets(reader, tenant, since_ns, until_ns, bucket_ns)
+
+    def ttfts(self, tenant: str | None, since_ns: int, until_ns: int, limit: int = 20_000) -> list[int]:
+        """Times to the first token (ns, ascending) of the newest ``limit`` records of a time."""
+        with self._reading() as reader:
+            return store_series.ttfts(reader, tenant, since_ns, until_ns, limit)
+
+    def newest(self) -> int:
+        """A number that grows with every record, whichever process stored it: whether there is something new."""
+        with self._reading() as reader:
+            return store_series.newest(reader)
+
+    def choices(self, tenant: str | None, newest_records: int = 2_000) -> Choices:
+        """Models, agents and teams of the newest records."""
+        with self._reading() as reader:
+            return store_series.choices(reader, tenant, newest_records)
 
     def count(self) -> int:
         """How many records are stored."""

@@ -77,3 +77,30 @@ def test_pages_by_key_show_every_run_once_though_all_end_in_one_moment(tmp_path:
         after = RunKey(page[-1].last_ns, page[-1].tenant, page[-1].run_id)
     assert sorted(seen) == [f"run-{n:02d}" for n in range(23)]
     store.close()
+
+
+def test_buckets_hold_every_record_of_their_time_once(store: TraceStore) -> None:
+    records = list(store.records())
+    since_ns = min(record.stamps.arrived_ns for record in records)
+    until_ns = max(record.stamps.arrived_ns for record in records) + 1
+    buckets = store.buckets(None, since_ns, until_ns, 1_500_000_000)
+    assert sum(bucket.requests for bucket in buckets) == len(records)
+    assert sum(bucket.hit_tokens for bucket in buckets) == sum(store.totals().hit_tokens)
+    assert sum(bucket.failed for bucket in buckets) == 2
+    for bucket in buckets:
+        span = range(bucket.start_ns, bucket.start_ns + 1_500_000_000)
+        inside = [record for record in records if record.stamps.arrived_ns in span]
+        assert bucket.prompt_tokens == sum(record.usage.prompt_tokens for record in inside)
+    assert store.buckets("nobody", since_ns, until_ns, 10**9) == []
+    assert len(store.ttfts(None, since_ns, until_ns)) == len(records)
+    assert len(store.ttfts(None, since_ns, until_ns, 3)) == 3
+
+
+def test_names_to_filter_by_are_those_of_what_a_tenant_may_see(store: TraceStore) -> None:
+    before = store.newest()
+    put(store, replace(plain_record("other"), model="secret", identity=Identity("b", "theirs", "k")))
+    assert store.newest() > before
+    assert "secret" in store.choices(None).models
+    mine = store.choices("default")
+    assert (mine.models, mine.teams) == (("large", "smollm2-135m"), ("payments", "research"))
+    assert store.choices("nobody").models == ()
