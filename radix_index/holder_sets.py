@@ -61,6 +61,10 @@ class HolderSets:
         pairs = zip(held.tolist(), stored[held].tolist(), strict=True)
         return [(columns[column], bits) for column, bits in pairs if column in columns]
 
+    def rows(self, number: int) -> int:
+        """Return how many rows are in this set."""
+        return self._rows[number]
+
     def is_empty(self, number: int) -> bool:
         """Tell whether nobody is in this set."""
         return not any(self._bytes[number])

@@ -16,7 +16,7 @@ from radix_index.base import HashArray, Hashes, IndexStats, Knowledge, Matches
 from radix_index.blocks import BlockStore
 from radix_index.errors import UnknownHolderError
 from radix_index.holder_sets import ALL_BITS, POOL_BIT
-from radix_index.kernels import COMPILED, PENDING_BIT, U32
+from radix_index.kernels import COMPILED, NO_ROW, PENDING_BIT, U32
 from radix_index.snapshot import Part, make_part
 
 DEFAULT_BYTE_BUDGET = 512 * 2**20
@@ -244,6 +244,32 @@ class RadixIndex:
             if (members := self._blocks.sets.members(number, columns))
         }
         return make_part(blocks, names, numbers.astype(np.uint64), sets)
+
+    # --- for people ---
+
+    def held(self) -> dict[str, tuple[int, int, int, int]]:
+        """Return how many blocks each instance, and each pool, holds by tier. O(distinct sets · holders)."""
+        sets, columns = self._blocks.sets, self._holder_names()
+        found = {name: [0, 0, 0, 0] for name in columns.values()}
+        for number in sets.live():
+            rows = sets.rows(number)
+            for name, bits in sets.members(number, columns):
+                for tier in Tier:
+                    found[name][tier] += rows if bits >> tier & 1 else 0
+        return {name: (counts[0], counts[1], counts[2], counts[3]) for name, counts in found.items()}
+
+    def holders(self, hashes: Hashes) -> list[dict[str, tuple[Tier, ...]]]:
+        """Return for each block who holds it, and in which tiers; asking does not count as use. O(blocks)."""
+        blocks, columns = self._blocks, self._holder_names()
+        found: list[dict[str, tuple[Tier, ...]]] = []
+        for row in blocks.table.find(_array(hashes)).tolist():
+            members = () if row == NO_ROW else blocks.sets.members(int(blocks.set_numbers[row]), columns)
+            found.append({name: tuple(tier for tier in Tier if bits >> tier & 1) for name, bits in members})
+        return found
+
+    def _holder_names(self) -> dict[int, str]:
+        columns = {known.column: name for name, known in self._instances.items()}
+        return columns | {column: pool for pool, column in self._pools.items()}
 
     # --- about itself ---
 
