@@ -1,0 +1,183 @@
+"""Whether a page is had sooner from a tier than by computing it again. Pure: values in, values out, no clock.
+
+An engine fetches whatever a plug-in claims to have, and makes the request wait for it. So a plug-in claims the leading
+pages for which ``FetchWorth.leading`` says that waiting pays::
+
+    time saved by the first n pages = their tokens / prefill rate - Σ tier: (reads · latency + bytes / rate)
+
+and of all n the best. Rates are measured: each read of a tier is a point (bytes, seconds), and a line through the
+latest points, weighted so that old ones are soon forgotten, gives the tier's latency and rate. Before there are any,
+an optimistic guess stands in for them: learning that a tier is slow costs one read, and a read has a deadline.
+
+A tier that was found too slow is no longer read, so nothing would ever be learned of it again: ``due`` names the tiers
+of which somebody should read a little, with no request waiting for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvstore.page import Tier
+
+_LEAST_PREFILL_S = 1e-4
+"""A shorter time than this was no computing of a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRate:
+    """What a read of a tier takes: ``latency_s``, and its bytes at ``bytes_per_s``."""
+
+    latency_s: float
+    bytes_per_s: float
+
+    def seconds(self, moved_bytes: int, reads: int = 1) -> float:
+        """Return how long so many bytes take, asked for in so many reads."""
+        return reads * self.latency_s + moved_bytes / self.bytes_per_s
+
+
+FIRST_GUESS: Mapping[Tier, FetchRate] = {
+    Tier.DEVICE: FetchRate(0.0, 100e9),
+    Tier.HOST: FetchRate(0.000_05, 5e9),
+    Tier.DISK: FetchRate(0.000_5, 1e9),
+    Tier.POOL: FetchRate(0.001, 0.5e9),
+}
+"""What is believed of a tier that was never read: as fast as any of its kind that was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorthOptions:
+    """``prefill_tokens_per_s`` where it is known; else it is learned, and until then everything is worth fetching."""
+
+    prefill_tokens_per_s: float | None = None
+    margin: float = 1.0  # how many times as long computing must take
+    window_bytes: int = 8 << 20  # of one read
+    weight: float = 0.4  # of the newest point against all before it
+    doubt_s: float = 5.0  # how long a refusal stands before the tier should be read again
+
+
+@dataclass(slots=True)
+class RateFit:
+    """One tier's line through its latest reads: least squares, older points weighing less and less."""
+
+    weight: float
+    rate: FetchRate
+    _mass: float = 0.0
+    _x: float = 0.0
+    _y: float = 0.0
+    _xx: float = 0.0
+    _xy: float = 0.0
+
+    def __post_init__(self) -> None:
+        for size in (0, 1 << 20):  # the guess, as two points that are forgotten like all others
+            self._add(float(size), self.rate.seconds(size))
+
+    def observe(self, moved_bytes: int, took_s: float) -> None:
+        """Take in one read; one that brought nothing says how long nothing takes."""
+        self._add(float(moved_bytes), max(took_s, 0.0))
+        self.rate = self._line()
+
+    def _add(self, x: float, y: float) -> None:
+        keep = 1.0 - self.weight
+        self._mass = self._mass * keep + 1.0
+        self._x = self._x * keep + x
+        self._y = self._y * keep + y
+        self._xx = self._xx * keep + x * x
+        self._xy = self._xy * keep + x * y
+
+    def _line(self) -> FetchRate:
+        mean_x, mean_y = self._x / self._mass, self._y / self._mass
+        spread = self._xx / self._mass - mean_x * mean_x
+        slope = (self._xy / self._mass - mean_x * mean_y) / spread if spread > 1.0 else 0.0
+        least = mean_y / mean_x * 1e-3 if mean_x else 0.0  # bytes are never free
+        most = mean_y / mean_x if mean_x else slope
+        slope = min(max(slope, least), most)
+        if slope <= 0.0:
+            return FetchRate(mean_y, self.rate.bytes_per_s)
+        return FetchRate(max(mean_y - slope * mean_x, 0.0), 1.0 / slope)
+
+
+@dataclass(slots=True)
+class _TierState:
+    fit: RateFit
+    measured_s: float | None = None
+    refused_pages: int = 0  # since it was last measured
+
+
+@dataclass(slots=True)
+class PrefillRate:
+    """How fast an engine computes prompts, from how long it took to compute some tokens, its queue included.
+
+    Waiting can only make an engine look slower than it is; so the fastest of late counts, fading by ``fade`` with every
+    slower one.
+    """
+
+    tokens_per_s: float | None = None
+    is_given: bool = False
+    fade: float = 0.02
+
+    def observe(self, tokens: int, took_s: float) -> None:
+        """Take in one prompt, unless the rate was given."""
+        if self.is_given or tokens <= 0 or took_s < _LEAST_PREFILL_S:
+            return
+        seen, known = tokens / took_s, self.tokens_per_s
+        self.tokens_per_s = seen if known is None or seen > known else known + self.fade * (seen - known)
+
+
+@dataclass(slots=True)
+class FetchWorth:
+    """What is known of one engine's tiers and of its own speed. Not thread-safe: its owner guards it."""
+
+    options: WorthOptions = field(default_factory=WorthOptions)
+    prefill: PrefillRate = field(init=False)
+    _tiers: dict[Tier, _TierState] = field(init=False)
+
+    def __post_init__(self) -> None:
+        given = self.options.prefill_tokens_per_s
+        self.prefill = PrefillRate(given, is_given=given is not None)
+        self._tiers = {tier: _TierState(RateFit(self.options.weight, rate)) for tier, rate in FIRST_GUESS.items()}
+
+    def rate(self, tier: Tier) -> FetchRate:
+        """Return what is believed of a tier now."""
+        return self._tiers[tier].fit.rate
+
+    def fetched(self, tier: Tier, moved_bytes: int, took_s: float, now_s: float) -> None:
+        """A read of the tier brought so many bytes (0 for none) in this time."""
+        state = self._tiers[tier]
+        state.fit.observe(moved_bytes, took_s)
+        state.measured_s, state.refused_pages = now_s, 0
+
+    def leading(self, tiers: Sequence[Tier], *, page_bytes: int, page_tokens: int) -> int:
+        """Return how many leading pages to claim, each of which lies in the tier given for it. O(pages).
+
+        Counts the pages that it refuses, by tier.
+        """
+        speed = self.prefill.tokens_per_s
+        if speed is None:
+            return len(tiers)
+        page_s = page_tokens / speed / self.options.margin
+        best, best_s = 0, 0.0
+        held_bytes: dict[Tier, int] = {}
+        computing_s = fetching_s = 0.0
+        for count, tier in enumerate(tiers, 1):
+            before = held_bytes.get(tier, 0)
+            held_bytes[tier] = before + page_bytes
+            fetching_s += self._fetch_s(tier, before + page_bytes) - self._fetch_s(tier, before)
+            computing_s += page_s
+            if computing_s - fetching_s > best_s:
+                best, best_s = count, computing_s - fetching_s
+        for tier in tiers[best:]:
+            self._tiers[tier].refused_pages += 1
+        return best
+
+    def due(self, now_s: float) -> list[Tier]:
+        """Return the tiers whose pages were refused for what was measured longer ago than ``doubt_s``."""
+        return [
+            tier
+            for tier, state in self._tiers.items()
+            if state.refused_pages and (state.measured_s is None or now_s - state.measured_s >= self.options.doubt_s)
+        ]
+
+    def _fetch_s(self, tier: Tier, moved_bytes: int) -> float:
+        reads = -(-moved_bytes // self.options.window_bytes)
+        return self._tiers[tier].fit.rate.seconds(moved_bytes, reads)

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import pytest
+
+from kvstore.page import Tier
+from kvstore.worth import FetchRate, FetchWorth, PrefillRate, RateFit, WorthOptions
+
+MIB = 1 << 20
+
+
+def worth(prefill: float | None = 1000.0, **options: float) -> FetchWorth:
+    return FetchWorth(WorthOptions(prefill_tokens_per_s=prefill, **options))  # type: ignore[arg-type]
+
+
+def leading(subject: FetchWorth, tiers: list[Tier], page_bytes: int = MIB) -> int:
+    return subject.leading(tiers, page_bytes=page_bytes, page_tokens=16)
+
+
+def test_everything_is_claimed_while_nobody_knows_how_fast_the_engine_is() -> None:
+    assert leading(worth(None), [Tier.POOL] * 5) == 5
+
+
+def test_a_fast_tier_is_claimed_whole() -> None:
+    assert leading(worth(), [Tier.DISK] * 100) == 100
+
+
+def test_a_tier_that_turned_slow_is_refused_after_a_few_reads() -> None:
+    subject = worth()  # a page of 16 tokens takes 16 ms to compute
+    for _ in range(3):
+        subject.fetched(Tier.POOL, 8 * MIB, 8 * 0.05, now_s=0.0)
+    assert leading(subject, [Tier.POOL] * 64) == 0
+    assert leading(subject, [Tier.DISK] * 64) == 64
+
+
+def test_pages_of_a_slow_tier_end_what_is_claimed_of_a_fast_one() -> None:
+    subject = worth()
+    for _ in range(5):
+        subject.fetched(Tier.POOL, 8 * MIB, 4.0, now_s=0.0)
+    assert leading(subject, [Tier.DISK] * 10 + [Tier.POOL] * 10) == 10
+
+
+def test_a_few_slow_pages_are_taken_for_the_many_fast_ones_behind_them() -> None:
+    subject = worth()
+    for _ in range(10):
+        subject.fetched(Tier.POOL, MIB, 0.05, now_s=0.0)
+    assert leading(subject, [Tier.POOL] + [Tier.DISK] * 100) == 101
+    assert leading(subject, [Tier.POOL, Tier.DISK]) == 0
+
+
+def test_latency_makes_few_pages_not_worth_what_many_are() -> None:
+    subject = worth()
+    for size in (1, 8, 2, 6) * 4:
+        subject.fetched(Tier.POOL, size * MIB, 0.05 + size * 0.001, now_s=0.0)
+    assert leading(subject, [Tier.POOL] * 2) == 0
+    assert leading(subject, [Tier.POOL] * 8) == 8
+
+
+def test_the_margin_asks_for_more_than_a_draw() -> None:
+    for margin, claimed in ((1.0, 8), (4.0, 0)):
+        subject = worth(margin=margin)
+        for _ in range(20):
+            subject.fetched(Tier.DISK, 8 * MIB, 0.064, now_s=0.0)  # half of the 128 ms that computing takes
+        assert leading(subject, [Tier.DISK] * 8) == claimed
+
+
+def test_a_read_that_brought_nothing_counts_as_waiting() -> None:
+    subject = worth()
+    for _ in range(4):
+        subject.fetched(Tier.POOL, 0, 0.1, now_s=0.0)
+    assert leading(subject, [Tier.POOL] * 2) == 0
+
+
+def test_a_refused_tier_is_due_for_a_read_and_recovers_by_it() -> None:
+    subject = worth(doubt_s=5.0)
+    for _ in range(3):
+        subject.fetched(Tier.POOL, 8 * MIB, 4.0, now_s=100.0)
+    assert subject.due(200.0) == []  # nobody wanted it
+    assert leading(subject, [Tier.POOL] * 8) == 0
+    assert subject.due(104.9) == []
+    assert subject.due(105.0) == [Tier.POOL]
+    for second in range(8):
+        subject.fetched(Tier.POOL, 8 * MIB, 0.01, now_s=105.0 + second)
+    assert subject.due(200.0) == []
+    assert leading(subject, [Tier.POOL] * 8) == 8
+
+
+def test_a_line_is_found_again() -> None:
+    fit = RateFit(0.2, FetchRate(0.1, 1e6))
+    for size in (1, 5, 3, 9, 2, 7) * 20:
+        fit.observe(size * MIB, 0.02 + size * MIB / 2e9)
+    assert fit.rate.latency_s == pytest.approx(0.02, rel=0.05)
+    assert fit.rate.bytes_per_s == pytest.approx(2e9, rel=0.05)
+
+
+def test_reads_of_one_size_are_foretold_at_that_size() -> None:
+    fit = RateFit(0.3, FetchRate(0.0, 1e9))
+    for _ in range(40):
+        fit.observe(4 * MIB, 0.5)
+    assert fit.rate.seconds(4 * MIB) == pytest.approx(0.5, rel=0.02)
+    assert fit.rate.latency_s >= 0
+
+
+def test_a_line_never_falls_and_never_promises_less_than_nothing() -> None:
+    fit = RateFit(0.3, FetchRate(0.001, 1e9))
+    for size, took in ((8, 0.001), (1, 0.5)) * 10:
+        fit.observe(size * MIB, took)
+    assert fit.rate.latency_s >= 0
+    assert fit.rate.bytes_per_s > 0
+
+
+def test_waiting_does_not_make_an_engine_slow() -> None:
+    rate = PrefillRate()
+    rate.observe(1000, 1.0)
+    for _ in range(5):
+        rate.observe(1000, 50.0)
+    assert rate.tokens_per_s is not None
+    assert rate.tokens_per_s > 850
+    for _ in range(500):
+        rate.observe(1000, 10.0)
+    assert rate.tokens_per_s == pytest.approx(100, rel=0.1)
+
+
+def test_a_given_rate_stays() -> None:
+    rate = PrefillRate(500.0, is_given=True)
+    rate.observe(1000, 0.1)
+    assert rate.tokens_per_s == 500.0
+
+
+def test_what_took_no_time_was_no_prompt() -> None:
+    rate = PrefillRate()
+    rate.observe(1000, 0.0)
+    rate.observe(0, 1.0)
+    assert rate.tokens_per_s is None
