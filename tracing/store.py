@@ -19,10 +19,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tracing import store_series
+from tracing import store_outline, store_series
 from tracing.errors import AmbiguousRunError, TraceStoreError
 from tracing.record import RequestRecord
 from tracing.store_lists import Money, RunFilter, RunKey, RunSummary, StoreTotals, condition_of, summary, totals
+from tracing.store_outline import RunOutline
 from tracing.store_schema import COLUMNS, SCHEMA_VERSION, Row, decode_record, row_of
 from tracing.store_series import Bucket, Choices
 from tracing.store_writer import TraceStoreOptions, commit, forget_old, open_for_writing
@@ -163,15 +164,25 @@ class TraceStore:
         are and ``tenant`` is not given.
         """
         with self._reading() as reader:
-            if tenant is None:
-                tenants = [row[0] for row in reader.execute("SELECT tenant FROM runs WHERE run_id = ?", (run_id,))]
-                if not tenants:
-                    return []
-                if len(tenants) > 1:
-                    raise AmbiguousRunError(run_id, tenants)
-                tenant = tenants[0]
+            tenant = _tenant_of(reader, run_id, tenant)
             rows = reader.execute(
                 "SELECT body FROM records WHERE tenant = ? AND run_id = ? ORDER BY step, seq", (tenant, run_id)
+            ).fetchall()
+        return [decode_record(row[0]) for row in rows]
+
+    def outline(self, run_id: str, tenant: str | None = None) -> RunOutline | None:
+        """A run's sums and its steps in outline; ``None`` when there is none. Raises as :meth:`run`."""
+        with self._reading() as reader:
+            tenant = _tenant_of(reader, run_id, tenant)
+            return None if tenant is None else store_outline.outline(reader, tenant, run_id)
+
+    def part(self, run_id: str, tenant: str, start: int, steps: int) -> list[RequestRecord]:
+        """Some of a run's records in step order, counted from 0. Cost: those, and a walk over an index before them."""
+        with self._reading() as reader:
+            rows = reader.execute(
+                "SELECT body FROM records WHERE seq IN (SELECT seq FROM records WHERE tenant = ? AND run_id = ?"
+                " ORDER BY step, seq LIMIT ? OFFSET ?) ORDER BY step, seq",
+                (tenant, run_id, steps, start),
             ).fetchall()
         return [decode_record(row[0]) for row in rows]
 
@@ -318,6 +329,16 @@ class TraceStore:
                 item = self._queue.get_nowait()
             except queue.Empty:
                 return rows, flushes, True
+
+
+def _tenant_of(reader: sqlite3.Connection, run_id: str, tenant: str | None) -> str | None:
+    """Whose run is meant; ``None`` when there is none of that name. Raises :class:`AmbiguousRunError`."""
+    if tenant is not None:
+        return tenant
+    tenants = [row[0] for row in reader.execute("SELECT tenant FROM runs WHERE run_id = ?", (run_id,))]
+    if len(tenants) > 1:
+        raise AmbiguousRunError(run_id, tenants)
+    return tenants[0] if tenants else None
 
 
 def _verify_version(connection: sqlite3.Connection) -> None:

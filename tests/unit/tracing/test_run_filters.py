@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.samples.agent_runs import RunShape, agent_run, plain_record
+from tracing.errors import AmbiguousRunError
 from tracing.record import Identity, Outcome, RequestRecord, RunLink
 from tracing.store import RunFilter, RunKey, TraceStore, TraceStoreOptions
+from tracing.store_outline import step_outline
 
 
 @pytest.fixture
@@ -104,3 +106,26 @@ def test_names_to_filter_by_are_those_of_what_a_tenant_may_see(store: TraceStore
     mine = store.choices("default")
     assert (mine.models, mine.teams) == (("large", "smollm2-135m"), ("payments", "research"))
     assert store.choices("nobody").models == ()
+
+
+def test_an_outline_has_the_sums_and_every_step_of_its_records(store: TraceStore) -> None:
+    records = store.run("run-warm")
+    outline = store.outline("run-warm")
+    assert outline is not None
+    assert list(outline.steps) == [step_outline(record) for record in records]
+    assert outline.summary == next(summary for summary in store.runs() if summary.run_id == "run-warm")
+    assert store.outline("none") is None
+    assert store.outline("run-warm", "b") is None
+
+
+def test_a_part_of_a_run_is_a_slice_of_its_records(store: TraceStore) -> None:
+    records = store.run("run-warm")
+    for start, steps in ((0, 4), (4, 3), (7, 10), (20, 5)):
+        assert store.part("run-warm", "default", start, steps) == records[start : start + steps]
+
+
+def test_the_outline_of_a_name_that_two_tenants_chose_asks_whose(store: TraceStore) -> None:
+    other = RunLink("run-warm", 1, "header", 1.0)
+    put(store, plain_record("other", identity=Identity("b", "theirs", "k"), link=other))
+    with pytest.raises(AmbiguousRunError):
+        store.outline("run-warm")
