@@ -14,17 +14,18 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tracing import store_outline, store_series
+from tracing.detail import StepDetail, decode_detail, encode_detail
 from tracing.errors import AmbiguousRunError, TraceStoreError
 from tracing.record import RequestRecord
 from tracing.store_lists import Money, RunFilter, RunKey, RunSummary, StoreTotals, condition_of, summary, totals
 from tracing.store_outline import RunOutline
-from tracing.store_schema import COLUMNS, SCHEMA_VERSION, Row, decode_record, row_of
+from tracing.store_schema import COLUMNS, INSERT_DETAIL, SCHEMA_VERSION, Row, Statement, decode_record, row_of
 from tracing.store_series import Bucket, Choices
 from tracing.store_writer import TraceStoreOptions, commit, forget_old, open_for_writing
 
@@ -38,6 +39,8 @@ __all__ = [
     "TraceStoreOptions",
     "TraceStoreStats",
 ]
+
+_CHUNK = 500  # requests asked for at once
 
 
 @dataclass(slots=True)
@@ -55,6 +58,13 @@ class _Flush:
     committed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Extra:
+    """What is written beside records."""
+
+    statements: Sequence[Statement]
+
+
 class TraceStore:
     """Records in a SQLite file. Thread-safe. ``read_only`` opens a file that another process may be writing."""
 
@@ -62,7 +72,7 @@ class TraceStore:
         self._path = path
         self._options = options or TraceStoreOptions()
         self._reader_lock = threading.Lock()
-        self._queue: queue.Queue[Row | _Flush | None] = queue.Queue(self._options.queue_records)
+        self._queue: queue.Queue[Row | _Extra | _Flush | None] = queue.Queue(self._options.queue_records)
         self._stats = TraceStoreStats()
         self._writer: threading.Thread | None = None
         self._failure: str | None = None
@@ -113,6 +123,19 @@ class TraceStore:
             self._stats.appended += 1
         return self.flush(max(0.0, deadline - time.monotonic()))
 
+    def describe(self, detail: StepDetail) -> None:
+        """Hand the detail of a record that was appended before to the writer; returns at once, and drops when full."""
+        self._add(_Extra([(INSERT_DETAIL, (encode_detail(detail), detail.request_id))]))
+
+    def _add(self, extra: _Extra) -> bool:
+        if self._writer is None:
+            return False
+        try:
+            self._queue.put_nowait(extra)
+        except queue.Full:
+            return False
+        return True
+
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything appended before is committed; whether that happened in time."""
         if self._writer is None or not self._writer.is_alive():
@@ -156,6 +179,21 @@ class TraceStore:
         with self._reading() as reader:
             row = reader.execute("SELECT body FROM records WHERE request_id = ?", (request_id,)).fetchone()
         return decode_record(row[0]) if row else None
+
+    def details(self, request_ids: Iterable[str]) -> dict[str, StepDetail]:
+        """The details of these requests, as far as there are any."""
+        found: dict[str, StepDetail] = {}
+        wanted = list(request_ids)
+        for at in range(0, len(wanted), _CHUNK):
+            some = wanted[at : at + _CHUNK]
+            with self._reading() as reader:
+                rows = reader.execute(
+                    "SELECT request_id, detail FROM records WHERE detail IS NOT NULL AND request_id IN"
+                    f" ({', '.join('?' * len(some))})",
+                    some,
+                ).fetchall()
+            found |= {request_id: decode_detail(body) for request_id, body in rows}
+        return found
 
     def run(self, run_id: str, tenant: str | None = None) -> list[RequestRecord]:
         """A run's records in step order; empty when there is none.
@@ -295,9 +333,9 @@ class TraceStore:
         since_retention = self._options.retention_records
         running = True
         while running:
-            rows, flushes, running = self._collect()
+            rows, statements, flushes, running = self._collect()
             try:
-                commit(connection, rows)
+                commit(connection, rows, statements)
                 since_retention += len(rows)
                 if since_retention >= self._options.retention_records:
                     since_retention = 0
@@ -311,24 +349,27 @@ class TraceStore:
                 flush.done.set()
         connection.close()
 
-    def _collect(self) -> tuple[list[Row], list[_Flush], bool]:
+    def _collect(self) -> tuple[list[Row], list[Statement], list[_Flush], bool]:
         """Wait for one item and take what else is there, up to a batch; the last value is false at the end."""
         rows: list[Row] = []
+        statements: list[Statement] = []
         flushes: list[_Flush] = []
         item = self._queue.get()
         while True:
             if item is None:
-                return rows, flushes, False
+                return rows, statements, flushes, False
             if isinstance(item, _Flush):
                 flushes.append(item)
+            elif isinstance(item, _Extra):
+                statements += item.statements
             else:
                 rows.append(item)
-            if len(rows) >= self._options.batch_records or flushes:
-                return rows, flushes, True
+            if max(len(rows), len(statements)) >= self._options.batch_records or flushes:
+                return rows, statements, flushes, True
             try:
                 item = self._queue.get_nowait()
             except queue.Empty:
-                return rows, flushes, True
+                return rows, statements, flushes, True
 
 
 def _tenant_of(reader: sqlite3.Connection, run_id: str, tenant: str | None) -> str | None:
@@ -343,5 +384,9 @@ def _tenant_of(reader: sqlite3.Connection, run_id: str, tenant: str | None) -> s
 
 def _verify_version(connection: sqlite3.Connection) -> None:
     version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if 0 < version < SCHEMA_VERSION:
+        raise TraceStoreError(
+            f"the trace store has schema {version}, which the next start of 'keepwarm serve' brings to {SCHEMA_VERSION}"
+        )
     if version != SCHEMA_VERSION:
         raise TraceStoreError(f"the trace store has schema {version}, this build reads {SCHEMA_VERSION}")

@@ -10,7 +10,7 @@ import msgspec
 from tracing.errors import UnstorableRecord
 from tracing.record import RequestRecord
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 _INT64: Final = 2**63
 
 SCHEMA: Final = """
@@ -35,7 +35,8 @@ CREATE TABLE IF NOT EXISTS records (
     currency TEXT NOT NULL,
     cost_nano INTEGER,
     saved_nano INTEGER,
-    body BLOB NOT NULL
+    body BLOB NOT NULL,
+    detail BLOB
 ) STRICT;
 CREATE INDEX IF NOT EXISTS records_by_run ON records (tenant, run_id, step, seq) WHERE run_id IS NOT NULL;
 CREATE INDEX IF NOT EXISTS records_by_time ON records (arrived_ns);
@@ -48,6 +49,26 @@ CREATE TABLE IF NOT EXISTS runs (
 CREATE INDEX IF NOT EXISTS runs_by_time ON runs (last_ns);
 """
 
+SPANS: Final = """
+CREATE TABLE IF NOT EXISTS spans (
+    tenant TEXT NOT NULL,
+    trace_id TEXT NOT NULL,
+    span_id TEXT NOT NULL,
+    run_id TEXT,
+    tool_call_id TEXT,
+    received_ns INTEGER NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (tenant, trace_id, span_id)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS spans_by_run ON spans (tenant, run_id) WHERE run_id IS NOT NULL;
+CREATE INDEX IF NOT EXISTS spans_by_call ON spans (tenant, tool_call_id) WHERE tool_call_id IS NOT NULL;
+CREATE INDEX IF NOT EXISTS spans_by_time ON spans (received_ns);
+"""
+"""What agents sent of their own, by OTLP."""
+
+MIGRATIONS: Final = {1: "ALTER TABLE records ADD COLUMN detail BLOB;" + SPANS}
+"""What brings the tables of a version to the next one."""
+
 COLUMNS: Final = (
     "request_id, tenant, run_id, step, arrived_ns, outcome, model, agent, hit_device_tokens, hit_host_tokens,"
     " hit_disk_tokens, hit_pool_tokens, hit_unknown_tokens, prompt_tokens, output_tokens, ttft_ns, currency, cost_nano,"
@@ -59,7 +80,12 @@ INSERT INTO runs VALUES (?, ?, ?)
 ON CONFLICT (tenant, run_id) DO UPDATE SET last_ns = max(last_ns, excluded.last_ns)
 """
 
+INSERT_DETAIL: Final = "UPDATE records SET detail = ? WHERE request_id = ?"
+INSERT_SPAN: Final = "INSERT OR REPLACE INTO spans VALUES (?, ?, ?, ?, ?, ?, ?)"
+
 Row = tuple[object, ...]
+Statement = tuple[str, Row]
+"""SQL and its values, run after the records of its batch."""
 
 
 @cache

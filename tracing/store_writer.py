@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from tracing.store_schema import SCHEMA, SCHEMA_VERSION, UPSERT_RUN, Row, insert_sql
+from tracing.store_schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION, SPANS, UPSERT_RUN, Row, Statement, insert_sql
 
 #: How many records one statement takes, largest first: while it runs, the interpreter is free for requests.
 _CHUNKS = (64, 8, 1)
@@ -19,6 +20,7 @@ class TraceStoreOptions:
 
     max_records: int | None = 1_000_000  # ended runs go first, oldest and whole, then the first steps of others
     max_age_ns: int | None = 30 * 24 * 3600 * 10**9
+    max_spans: int | None = 1_000_000  # received from agents; the oldest go first
     queue_records: int = 10_000  # appended and not yet committed
     batch_records: int = 512  # in one transaction
     retention_records: int = 1000  # appended between two looks at the bounds: how far they can be overrun
@@ -30,15 +32,21 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA busy_timeout = 5000")
-    if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-        connection.executescript(SCHEMA)
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version == 0:
+        connection.executescript(f"BEGIN; {SCHEMA} {SPANS} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+    while 0 < version < SCHEMA_VERSION:
+        connection.executescript(f"BEGIN; {MIGRATIONS[version]} PRAGMA user_version = {version + 1}; COMMIT;")
+        version += 1
     return connection
 
 
-def commit(connection: sqlite3.Connection, rows: list[Row]) -> None:
-    """Store rows of :func:`tracing.store_schema.row_of` in one transaction; one that is there is not stored again."""
-    if not rows:
+def commit(connection: sqlite3.Connection, rows: list[Row], statements: Sequence[Statement] = ()) -> None:
+    """Store rows of :func:`tracing.store_schema.row_of` in one transaction; one that is there is not stored again.
+
+    ``statements`` are run behind them.
+    """
+    if not rows and not statements:
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -49,6 +57,8 @@ def commit(connection: sqlite3.Connection, rows: list[Row]) -> None:
                 at += chunk
         for run, last_ns in _last_of_runs(rows).items():
             connection.execute(UPSERT_RUN, (*run, last_ns))
+        for sql, values in statements:
+            connection.execute(sql, values)
         connection.execute("COMMIT")
     except sqlite3.Error:
         connection.execute("ROLLBACK")
@@ -72,8 +82,15 @@ def forget_old(connection: sqlite3.Connection, options: TraceStoreOptions, now_n
             oldest_ns = now_ns - options.max_age_ns
             _delete_runs(connection, "last_ns < ?", (oldest_ns,))
             connection.execute("DELETE FROM records WHERE run_id IS NULL AND arrived_ns < ?", (oldest_ns,))
+            connection.execute("DELETE FROM spans WHERE received_ns < ?", (oldest_ns,))
         if options.max_records is not None:
             _trim(connection, options.max_records)
+        if options.max_spans is not None:
+            connection.execute(
+                "DELETE FROM spans WHERE received_ns <="
+                " (SELECT received_ns FROM spans ORDER BY received_ns DESC LIMIT 1 OFFSET ?)",
+                (options.max_spans,),
+            )
         connection.execute("COMMIT")
     except sqlite3.Error:
         connection.execute("ROLLBACK")
