@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from engine_adapter.base import EngineAdapter, EventSource, InstanceFacts
 from engine_adapter.errors import ConnectFailed, UpstreamError
 from engine_adapter.http import UpstreamClient
-from engine_adapter.wire_events import FLUSHED_TIERS
 from gateway.feeds import Feed
 from gateway.residency import new_scores, predicted_residency
 from gateway.routing import Load, Rates
 from gateway.snapshots import RANK_MARK, IndexSnapshots
+from kvstore.event_wire import FLUSHED_TIERS
 from radix_index.base import LOCAL_TIERS, Knowledge, PrefixIndex
 from radix_index.predict import PredictedResidency
 from radix_index.source import SourceFold

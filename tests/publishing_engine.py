@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine_adapter.embedded.publisher import EventPublisher, PublisherOptions
 from kvstore.block import content_hashes, event_hash
 from kvstore.events import BlocksStored
 from kvstore.page import Tier
+from kvstore.publisher import EventPublisher, PublisherOptions
 from tests.scripted_engine import Json, ScriptedEngine
 
 BLOCK = 16

@@ -16,7 +16,6 @@ from engine_adapter.embedded.constraint import GrammarCompiler
 from engine_adapter.embedded.engine import Engine, EngineOptions
 from engine_adapter.embedded.metrics import EngineMetrics
 from engine_adapter.embedded.options import EngineConfig
-from engine_adapter.embedded.publisher import EventPublisher, PublisherOptions
 from engine_adapter.embedded.server import EngineServer, ServerFacts
 from engine_adapter.embedded.service import EngineService
 from engine_adapter.embedded.weights import (
@@ -31,6 +30,7 @@ from kvstore.announce import tier_events
 from kvstore.deadline import Allowance
 from kvstore.events import TierCleared
 from kvstore.page import PageLayout, Tier
+from kvstore.publisher import EventPublisher, PublisherOptions
 from kvstore.store import StoreOptions, TieredStore
 from kvstore.tiers.base import PageTier, TierChange
 from kvstore.tiers.device import DeviceTier

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine_adapter.embedded.publisher import DEFAULT_TOPIC
+from kvstore.publisher import DEFAULT_TOPIC
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?i?)b?", re.IGNORECASE)

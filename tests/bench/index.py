@@ -37,7 +37,8 @@ from pathlib import Path
 import numpy as np
 
 from engine_adapter import unpack
-from engine_adapter.wire_events import decode_batch, encode_sglang
+from engine_adapter.wire_events import decode_batch
+from kvstore.event_wire import encode_sglang
 from kvstore.events import BlocksStored, EventBatch
 from kvstore.page import Tier
 from radix_index import kernels

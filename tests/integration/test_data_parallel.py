@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from engine_adapter.embedded.publisher import EventPublisher, PublisherOptions
 from kvstore.block import content_hashes, event_hash
 from kvstore.events import BlocksStored
 from kvstore.page import Tier
+from kvstore.publisher import EventPublisher, PublisherOptions
 from radix_index.base import Knowledge
 from tests.gateways import Client, gateway_for
 from tests.scripted_engine import Asked, ScriptedEngine

@@ -11,7 +11,7 @@ import zmq
 import zmq.asyncio
 
 from engine_adapter.event_socket import Arrival, EventSocket, EventSocketOptions, Reconnected, Undecodable
-from engine_adapter.wire_events import encode_sglang
+from kvstore.event_wire import encode_sglang
 from kvstore.events import BlocksRemoved, EventBatch
 from kvstore.page import Tier
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from engine_adapter import unpack
-from engine_adapter.wire_events import WireError, decode_batch, encode_sglang
+from engine_adapter.wire_events import WireError, decode_batch
 from kvstore.block import content_hashes, event_hash
+from kvstore.event_wire import encode_sglang
 from kvstore.events import BlocksRemoved, BlocksStored, EventBatch, KvEvent, TierCleared
 from kvstore.page import Tier
 from tests.captured_events import SGLANG, VLLM, captured_frames, wire_events

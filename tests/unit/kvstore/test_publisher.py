@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from engine_adapter.embedded import publisher as publisher_module
-from engine_adapter.embedded.publisher import EventPublisher, PublisherOptions
 from engine_adapter.wire_events import decode_batch
+from kvstore import publisher as publisher_module
 from kvstore.block import content_hashes, event_hash
 from kvstore.events import BlocksRemoved, BlocksStored, EventBatch, TierCleared
 from kvstore.page import Tier
+from kvstore.publisher import EventPublisher, PublisherOptions
 
 TOKENS = tuple(range(100, 132))
 HASHES = tuple(event_hash(digest) for digest in content_hashes(TOKENS, 16, salt="s"))
@@ -160,3 +160,24 @@ def wait_sent(publisher: EventPublisher, context: zmq.Context[zmq.Socket[bytes]]
     """Return once the publisher's thread has sent ``count`` batches: it answers replays in between."""
     while not (batches := ask_replay(context, publisher.replay_port, 0)) or batches[-1].sequence < count - 1:
         pass
+
+
+def test_what_an_engine_encoded_goes_on_under_a_number_of_ours(
+    publisher: EventPublisher, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    publisher.publish([TierCleared((Tier.DISK,))])
+    publisher.forward(publisher_module.encode_sglang(EventBatch(41, 7.0, (STORED,))))
+    wait_sent(publisher, context, 2)
+    first, second = ask_replay(context, publisher.replay_port, 0)
+    assert first.events == (TierCleared((Tier.DISK,)),)
+    assert (second.sequence, second.published_at_s, len(second.events)) == (1, 7.0, 1)
+
+
+def test_a_number_that_was_skipped_shows_as_a_gap(
+    publisher: EventPublisher, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    publisher.publish([STORED])
+    publisher.skip()
+    publisher.publish([STORED])
+    wait_sent(publisher, context, 2)
+    assert [batch.sequence for batch in ask_replay(context, publisher.replay_port, 0)] == [0, 2]

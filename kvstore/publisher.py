@@ -15,12 +15,12 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import zmq
 
-from engine_adapter.wire_events import encode_sglang
+from kvstore.event_wire import encode_sglang
 from kvstore.events import EventBatch, KvEvent
 
 DEFAULT_TOPIC = "kv-events"
@@ -42,7 +42,7 @@ class PublisherOptions:
 
 
 class EventPublisher:
-    """Publishes one engine's KV events. ``publish`` is thread-safe and returns at once."""
+    """Publishes one engine's KV events. ``publish`` and its like are thread-safe and return at once."""
 
     def __init__(self, options: PublisherOptions = PublisherOptions()) -> None:
         """Bind both sockets and start the thread. Raises ``zmq.ZMQError`` where an address is taken."""
@@ -56,7 +56,7 @@ class EventPublisher:
             raise
         self.port, self.replay_port = _bound_port(self._events), _bound_port(self._replay)
         self.topic = options.topic
-        self._queue: deque[EventBatch] = deque()
+        self._queue: deque[tuple[int, Callable[[int], bytes]]] = deque()
         self._remembered: deque[tuple[int, bytes]] = deque(maxlen=options.replay_batches)
         self._lock = threading.Lock()
         self._next_sequence = self._lost = 0
@@ -78,8 +78,20 @@ class EventPublisher:
 
     def publish(self, events: Sequence[KvEvent]) -> None:
         """Send these events as one batch, after all that came before. No events, no batch."""
-        if not events:
-            return
+        if events:
+            now_s = time.time()
+            self._append(lambda sequence: encode_sglang(EventBatch(sequence, now_s, tuple(events))))
+
+    def forward(self, payload: bytes) -> None:
+        """Send a batch that an engine has encoded, under a number of ours."""
+        self._append(lambda sequence: payload)
+
+    def skip(self) -> None:
+        """Use up a number: something is missing here that nobody can replay, and every subscriber must see it."""
+        with self._lock:
+            self._next_sequence += 1
+
+    def _append(self, encode: Callable[[int], bytes]) -> None:
         with self._lock:
             if self._closing:
                 return
@@ -87,7 +99,7 @@ class EventPublisher:
             if len(self._queue) >= self._options.queued_batches:
                 self._lost += 1
                 return
-            self._queue.append(EventBatch(sequence=sequence, published_at_s=time.time(), events=tuple(events)))
+            self._queue.append((sequence, encode))
             first = len(self._queue) == 1
         if first:
             self._wake()
@@ -137,10 +149,10 @@ class EventPublisher:
                 self._queue.clear()
             if not batches:
                 return
-            for batch in batches:
-                payload = encode_sglang(batch)
-                self._remembered.append((batch.sequence, payload))
-                self._events.send_multipart([self.topic.encode(), batch.sequence.to_bytes(8, "big"), payload])
+            for sequence, encode in batches:
+                payload = encode(sequence)
+                self._remembered.append((sequence, payload))
+                self._events.send_multipart([self.topic.encode(), sequence.to_bytes(8, "big"), payload])
 
     def _answer_replay(self) -> None:
         frames = self._replay.recv_multipart()
