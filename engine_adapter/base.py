@@ -9,26 +9,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from engine_adapter.http import UpstreamClient
+from engine_adapter.load import EngineLoad, LoadSource
 
 OPENAI_ENDPOINTS = frozenset({"chat", "completions"})
 """Endpoints by the names that records have for them: what everything that is called compatible with OpenAI speaks."""
 
 
+class Continuation(StrEnum):
+    """How an engine goes on with an answer that another one began."""
+
+    NONE = "none"
+    MESSAGE = "message"  # when told to continue the final message, which then is the assistant's: SGLang, vLLM
+    PREFILL = "prefill"  # by itself, where the final message is the assistant's: llama.cpp
+    IDS = "ids"  # given the ids of its tokens, with all that hangs on them: our own
+
+
+class LoadSignal(StrEnum):
+    """How an engine tells its load."""
+
+    NONE = "none"  # it does not
+    SCRAPE = "scrape"  # when it is asked: ``load_paths`` and ``read_load``
+    PUSH = "push"  # by itself, over a socket that ``InstanceFacts.load_sources`` names; also when it is asked
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a kind of engine can do for the gateway."""
+    """What a kind of engine can do for the gateway, or one instance of it (``InstanceFacts.capabilities``)."""
 
     events: bool = False  # publishes KV events
     cached_detail: bool = False  # reports hits for each tier
     salt: bool = False  # takes a cache salt
-    priority: bool = False
+    priority: bool = False  # orders its queue by the priority of requests
+    session: bool = False  # takes the name of a request's run, and does something with it
+    media: bool = False  # reads images, sound and files, where its model does
+    load: LoadSignal = LoadSignal.NONE
     input_ids: bool = False  # takes token ids beside messages, and then reads those alone
     output_ids: bool = False  # tells an answer's token ids when it is asked to
     literal_text: bool = False  # by itself keeps special tokens that messages spell as ordinary text
     abort: bool = False  # can be told to stop a request by id
+    continuation: Continuation = Continuation.NONE
     endpoints: frozenset[str] = OPENAI_ENDPOINTS  # which it speaks itself; others are translated to chat
     salted_endpoints: frozenset[str] = OPENAI_ENDPOINTS  # of these, where ``salt`` holds
 
@@ -38,6 +61,15 @@ class Merge:
     """Members to set inside an object member, whose other members stay."""
 
     members: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An answer that another engine began: the ids of its tokens, where they are known, and how many pieces of text and
+    calls were delivered of them."""
+
+    ids: Sequence[int] = ()
+    parts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +83,9 @@ class Ask:
     salt: str | None = None
     input_ids: Sequence[int] | None = None  # what the engine must read instead of the messages
     wants_output_ids: bool = False
+    priority: int | None = None  # more is sooner, 0 is everybody's; only for instances that heed it
+    session: str | None = None  # the run's name; only for instances that heed it
+    begun: Begun | None = None  # what there is of the answer; its text stands in the body's final message
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +130,8 @@ class InstanceFacts:
     pool: str | None = None  # name of the shared pool that it reads and writes
     version: str | None = None
     tiers: tuple[str, ...] = field(default=("device",))
+    capabilities: Capabilities | None = None  # where they are not those of its kind
+    load_sources: tuple[LoadSource, ...] = ()
 
 
 class EngineAdapter(Protocol):
@@ -133,6 +170,16 @@ class EngineAdapter(Protocol):
 
     def read_usage(self, answer: Mapping[str, object]) -> UsageParts | None:
         """Return the token counts in an answer or a stream's chunk, or ``None`` where there are none. Pure."""
+
+    @property
+    def load_paths(self) -> Sequence[str]:
+        """Where it can be asked for its load; the first that answers 200 tells. None where it can't."""
+
+    def read_load(self, body: bytes) -> Sequence[EngineLoad]:
+        """Return what an answer of ``load_paths`` says, one for each rank; nothing where it says nothing. Pure."""
+
+    def abort(self, request_id: str) -> tuple[str, bytes] | None:
+        """Return path and body of the request that stops another one, where closing its connection is not enough."""
 
     async def describe(self, client: UpstreamClient, url: str, headers: Mapping[str, str]) -> InstanceFacts:
         """Ask the instance what it is. Raises ``UpstreamError`` when it cannot be asked or understood."""

@@ -12,6 +12,7 @@ from engine_adapter.base import (
     OPENAI_ENDPOINTS,
     Ask,
     Capabilities,
+    Continuation,
     InstanceFacts,
     Merge,
     Prepared,
@@ -39,6 +40,8 @@ class OpenAICompatible:
             edits["model"] = ask.model
         if ask.stream and ask.endpoint in OPENAI_ENDPOINTS:
             edits["stream_options"] = Merge({"include_usage": True})
+        if ask.begun is not None and self.capabilities.continuation is Continuation.MESSAGE and ask.endpoint == "chat":
+            edits |= {"continue_final_message": True, "add_generation_prompt": False}
         return Prepared(edits, {"x-request-id": ask.request_id})
 
     def prompt_tools(

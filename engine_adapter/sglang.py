@@ -16,6 +16,7 @@ from engine_adapter.base import (
     OPENAI_ENDPOINTS,
     Ask,
     Capabilities,
+    Continuation,
     EventSource,
     InstanceFacts,
     Prepared,
@@ -44,6 +45,7 @@ class Sglang(OpenAICompatible):
         input_ids=True,
         output_ids=True,
         abort=True,
+        continuation=Continuation.MESSAGE,
         endpoints=OPENAI_ENDPOINTS | {"embeddings", "tokenize"},
     )
     health_path = "/health"

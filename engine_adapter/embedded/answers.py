@@ -48,6 +48,15 @@ class Outcome:
             "prompt_tokens_details": {"cached_tokens": sum(self.hit_tokens)},
         }
 
+    def admitted(self, hit_tokens: tuple[int, int, int, int]) -> None:
+        """Take in the hits of the prompt. Those behind it, in output that was given, are no tokens of this bill."""
+        left, counted = self.prompt_tokens, []
+        for tokens in hit_tokens:
+            counted.append(min(tokens, left))
+            left -= counted[-1]
+        device, host, disk, pool = counted
+        self.hit_tokens = (device, host, disk, pool)
+
     def extension(self, call: Call) -> Json:
         """Return what ``call`` asked for of ``sglext``.
 
@@ -78,15 +87,20 @@ class AnswerFold:
         self._stream = TextStream(token_bytes, call.stop)
         self._stops = stop_token_ids
         self._parser = _parser(call)
+        self._told = call.given_parts  # parts that the client has got from another engine
+
+    def given(self, token_ids: Sequence[int]) -> list[AnswerPart]:
+        """Take in what another engine generated; return the parts of it that the client has not got."""
+        return [part for token_id in token_ids for part in self.token(Token(token_id))]
 
     def token(self, event: Token) -> list[AnswerPart]:
-        """Count the token and return the parts that it made certain."""
+        """Count the token and return the parts that it made certain, and that were not told before."""
         self.outcome.completion_tokens += 1
         self.outcome.token_ids.append(event.token_id)
         if event.token_id in self._stops:
             self.outcome.matched_stop = event.token_id
             return []
-        return self._parse(self._stream.feed(event.token_id))
+        return self._untold(self._parse(self._stream.feed(event.token_id)))
 
     @property
     def stopped(self) -> bool:
@@ -95,11 +109,18 @@ class AnswerFold:
 
     def finish(self, reason: FinishReason) -> list[AnswerPart]:
         """Return what was held back, and settle ``outcome.finish_reason``."""
-        parts = self._parse(self._stream.finish()) + self._parser.finish()
+        parts = self._untold(self._parse(self._stream.finish()) + self._parser.finish())
         if self.stopped:
             reason, self.outcome.matched_stop = "stop", self._stream.matched_stop
         self.outcome.finish_reason = "tool_calls" if reason == "stop" and self._parser.calls else reason
         return parts
+
+    def _untold(self, parts: list[AnswerPart]) -> list[AnswerPart]:
+        if not self._told:
+            return parts
+        new = parts[self._told :]
+        self._told = max(self._told - len(parts), 0)
+        return new
 
     def _parse(self, text: str) -> list[AnswerPart]:
         return self._parser.feed(text) if text else []
@@ -161,8 +182,8 @@ class ChunkWriter:
         }
 
     def opening(self) -> list[Json]:
-        """Return the chunk that names the role; a completion has none."""
-        return [self._chunk({"role": "assistant", "content": ""})] if self._chat else []
+        """Return the chunk that names the role; a completion, and an answer that goes on, have none."""
+        return [self._chunk({"role": "assistant", "content": ""})] if self._chat and not self._call.given_ids else []
 
     def part(self, part: AnswerPart) -> Json:
         """Return the chunk of one part."""

@@ -2,7 +2,8 @@
 
 Everything that a request may name and this engine cannot do is refused by name; fields that it does not know are
 ignored, as SGLang does. Source: OpenAI's API reference; SGLang 0.5.23 for ``rid``, ``cache_salt``, ``input_ids``,
-``priority``, ``return_cached_tokens_details`` and ``return_output_ids_in_sglext``.
+``priority``, ``return_cached_tokens_details`` and ``return_output_ids_in_sglext``. Of our own: ``given_output_ids`` and
+``given_parts``, with which an answer that another engine began goes on here.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class _Body(msgspec.Struct, kw_only=True):
     priority: int | None = None
     return_cached_tokens_details: bool = False
     return_output_ids_in_sglext: bool = False
+    given_output_ids: list[int] = []
+    given_parts: int = 0
     # what is understood only well enough to refuse it
     n: int | None = None
     best_of: int | None = None
@@ -97,7 +100,11 @@ ToolUse = Literal["none", "free", "forced"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request, checked. Of ``token_ids``, ``text`` and ``messages`` the first that is there is the prompt."""
+    """One request, checked. Of ``token_ids``, ``text`` and ``messages`` the first that is there is the prompt.
+
+    ``given_ids``: the answer's first tokens, which another engine generated; ``given_parts``: how many pieces of text
+    and calls the client has got of them.
+    """
 
     request_id: str
     model: str
@@ -120,6 +127,8 @@ class Call:
     tool_use: ToolUse = "none"
     tool_names: frozenset[str] = field(default_factory=frozenset)
     grammar: Grammar | None = None
+    given_ids: tuple[int, ...] = ()
+    given_parts: int = 0
 
 
 def read_chat(data: bytes, *, request_id: str | None = None, wants_ids: bool = False) -> Call:
@@ -190,6 +199,7 @@ def _call(body: _Body, request_id: str | None, wants_ids: bool, *, max_tokens: i
     _require(0.0 < top_p <= 1.0, "top_p", "must be above 0 and at most 1")
     _require(max_tokens is None or max_tokens >= 1, "max_tokens", "must be at least 1")
     _require(body.seed is None or abs(body.seed) <= _MAX_SEED, "seed", "must fit 64 bits")
+    _require(body.given_parts >= 0, "given_parts", "must not be negative")
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     _require(len(stop) <= MAX_STOP_STRINGS, "stop", f"takes at most {MAX_STOP_STRINGS} strings")
     _require(
@@ -210,6 +220,8 @@ def _call(body: _Body, request_id: str | None, wants_ids: bool, *, max_tokens: i
         max_tokens=max_tokens,
         salt=body.cache_salt or None,
         priority=body.priority or 0,
+        given_ids=tuple(body.given_output_ids),
+        given_parts=body.given_parts,
         **prompt,
     )
 

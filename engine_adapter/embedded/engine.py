@@ -29,7 +29,7 @@ from engine_adapter.embedded.request import (
     Sink,
     Token,
 )
-from engine_adapter.embedded.sampling import choose, greedy, make_generator
+from engine_adapter.embedded.sampling import choose, greedy, make_generator, replay
 from engine_adapter.embedded.scheduler import Scheduler, SchedulerOptions, Step
 from engine_adapter.embedded.sequence import Sequence
 from kvstore.page import Tier
@@ -155,7 +155,7 @@ class Engine:
         )
 
     def _validate(self, request: GenerationRequest) -> None:
-        tokens, sampling = request.token_ids, request.sampling
+        tokens, sampling, given = request.token_ids, request.sampling, request.given_ids
         if not tokens:
             raise RequestError("the prompt is empty", param="prompt", code="empty_prompt")
         if sampling.max_tokens < 1:
@@ -167,7 +167,9 @@ class Engine:
                 param="max_tokens" if len(tokens) < self.max_model_len else "prompt",
                 code="context_length_exceeded",
             )
-        if min(tokens) < 0 or max(tokens) >= self.model.config.vocab_size:
+        if len(given) > sampling.max_tokens:
+            raise RequestError("more output is given than max_tokens", param="max_tokens")
+        if min(tokens + given) < 0 or max(tokens + given) >= self.model.config.vocab_size:
             raise RequestError(
                 f"token ids must lie in 0 … {self.model.config.vocab_size - 1}",
                 param="prompt",
@@ -230,9 +232,28 @@ class Engine:
             self._aborted.clear()
         for sequence in submitted:
             self._scheduler.add(sequence)
+            if sequence.request.given_ids:
+                self._go_on(sequence)
         for request_id in aborted:
             if (live := self._live.get(request_id)) is not None:
                 self._finish(live, "abort")
+
+    def _go_on(self, sequence: Sequence) -> None:
+        """Take up an answer where another engine left it; end it where that had said everything."""
+        request = sequence.request
+        try:
+            tokens = [Token(token_id) for token_id in replay(sequence, self.model.config.vocab_size)]
+            is_done = request.constraint is not None and request.constraint.finished
+        except Exception as error:  # the request's boundary, as in ``_advance``
+            log.info("request %s cannot be gone on with: %r", request.request_id, error)
+            self._finish(sequence, "error", str(error) or repr(error))
+            return
+        if request.given_ids[-1] in request.sampling.stop_token_ids or (is_done and not tokens):
+            self._finish(sequence, "stop")
+        elif sequence.output_tokens >= request.sampling.max_tokens:
+            self._finish(sequence, "length")
+        else:
+            self._append(sequence, tokens, is_done)
 
     def _compute(self, step: Step) -> None:
         """Run the model over the step's chunks, publish full pages, sample where a prompt is complete."""
@@ -266,20 +287,25 @@ class Engine:
             tokens = [choose(sequence, logits, best)]
             if request.constraint is not None:
                 tokens += map(Token, request.constraint.advance_forced())
-            constraint_done = request.constraint is not None and request.constraint.finished
+            is_done = request.constraint is not None and request.constraint.finished
         except Exception as error:  # the request's boundary: a constraint may raise anything, and only its request ends
             log.info("request %s failed: %r", request.request_id, error)
             self._finish(sequence, "error", str(error) or repr(error))
             return
+        self._append(sequence, tokens, is_done)
+
+    def _append(self, sequence: Sequence, tokens: list[Token], is_done: bool) -> None:
+        """Add tokens to the output, tell, and end the sequence at its last one. ``is_done``: nothing may follow."""
+        sampling = sequence.request.sampling
         for position, token in enumerate(tokens, start=1):
             sequence.tokens.append(token.token_id)
             self._generated_tokens += 1
             self._tell(sequence, token)
-            last_of_all = constraint_done and position == len(tokens)
-            if last_of_all or token.token_id in request.sampling.stop_token_ids:
+            last_of_all = is_done and position == len(tokens)
+            if last_of_all or token.token_id in sampling.stop_token_ids:
                 self._finish(sequence, "stop")
                 return
-            if sequence.output_tokens == request.sampling.max_tokens:
+            if sequence.output_tokens == sampling.max_tokens:
                 self._finish(sequence, "length")
                 return
 

@@ -47,7 +47,11 @@ class Constraint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt to continue. Pages are shared under equal ``salt`` only; a higher ``priority`` goes first."""
+    """One prompt to continue. Pages are shared under equal ``salt`` only; a higher ``priority`` goes first.
+
+    ``given_ids``: output that another engine has generated already, and told; this one goes on behind it as if it had
+    been its own, with the grammar and the seed where they then are.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -55,11 +59,15 @@ class GenerationRequest:
     salt: str | None = None
     constraint: Constraint | None = None
     priority: int = 0
+    given_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The prompt's first token is about to be computed. ``hit_tokens`` of it come from device, host, disk and pool."""
+    """The prompt's first token is about to be computed.
+
+    ``hit_tokens`` of it, and of what was given of its answer, come from device, host, disk and pool.
+    """
 
     hit_tokens: tuple[int, int, int, int]
 

@@ -20,6 +20,29 @@ def make_generator(sampling: SamplingParams) -> torch.Generator | None:
     return generator
 
 
+def replay(sequence: Sequence, vocab_size: int) -> list[int]:
+    """Bring grammar and chance to where the output that was given had left them; O(given tokens).
+
+    Returns the tokens that the grammar forces behind it. Raises whatever the constraint raises, and ``ValueError`` for
+    output that the grammar would not have made.
+    """
+    given, constraint, generator = sequence.request.given_ids, sequence.request.constraint, sequence.generator
+    position, forced = 0, list[int]()
+    while position < len(given):
+        if generator is not None:
+            torch.multinomial(torch.ones(vocab_size), 1, generator=generator)  # draws as many numbers as a choice does
+        forced = []
+        if constraint is not None:
+            constraint.accept(given[position])
+            forced = constraint.advance_forced()
+        position += 1
+        known = given[position : position + len(forced)]
+        if list(known) != forced[: len(known)]:
+            raise ValueError("the given output is none of this grammar")
+        position, forced = position + len(known), forced[len(known) :]
+    return forced
+
+
 @torch.inference_mode()
 def greedy(logits: torch.Tensor) -> list[int]:
     """Return the best token of each row of (rows, vocab); the lowest id among equals."""

@@ -30,7 +30,7 @@ class Sequence:
     stalled_pages: int = -1  # pages there were when it last found too few
 
     def __post_init__(self) -> None:
-        self.tokens = list(self.request.token_ids)
+        self.tokens = [*self.request.token_ids, *self.request.given_ids]
 
     @property
     def remaining(self) -> int:
@@ -39,7 +39,7 @@ class Sequence:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens sampled so far."""
+        """Tokens sampled so far, those that were given included."""
         return len(self.tokens) - len(self.request.token_ids)
 
     @property

@@ -26,6 +26,7 @@ from engine_adapter.prompt import PromptError
 MAX_BODY_BYTES = 64 << 20
 _BUSY_CODES = frozenset({"busy", "queue_full", "stopping"})
 _OUTPUT_IDS_HEADER = "x-sglext-return-output-ids"
+_STREAMED_IDS_HEADER = "x-keepwarm-streamed-ids"
 _ID_HEADERS = ("x-override-rid", "x-request-id")
 _log = logging.getLogger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -118,6 +119,7 @@ class EngineServer:
     async def _stream(self, request: web.Request, generation: Generation, *, chat: bool) -> web.StreamResponse:
         """Send the parts as they come; nothing before the first token, so that a failure until then has a status."""
         call = generation.call
+        ids = _StreamedIds(generation, is_wanted=request.headers.get(_STREAMED_IDS_HEADER) == "1")
         writer = ChunkWriter(call, chat=chat, created_s=int(time.time()), model=self._name(call))
         response = web.StreamResponse(headers={"content-type": "text/event-stream", "cache-control": "no-cache"})
         try:
@@ -127,7 +129,7 @@ class EngineServer:
                     await response.prepare(request)
                     chunks = [*writer.opening(), *chunks]
                 if chunks:
-                    await response.write(_events(chunks))
+                    await response.write(ids.new() + _events(chunks))
         except GenerationError as error:
             if not response.prepared:
                 raise
@@ -136,7 +138,7 @@ class EngineServer:
             return response
         if not response.prepared:
             await response.prepare(request)
-        await response.write(_events(writer.closing(generation.outcome)) + _DONE)
+        await response.write(ids.new() + _events(writer.closing(generation.outcome)) + _DONE)
         return response
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
@@ -207,6 +209,22 @@ class EngineServer:
 
 
 _DONE = b"data: [DONE]\n\n"
+
+
+class _StreamedIds:
+    """Tells a stream's token ids as it goes, for who asks: in a comment before the first event that they made.
+
+    Who has got an event so knows the ids of all that was generated up to it, those whose text is held back included.
+    """
+
+    def __init__(self, generation: Generation, *, is_wanted: bool) -> None:
+        self._ids, self._is_wanted = generation.outcome.token_ids, is_wanted
+        self._told = len(generation.call.given_ids)
+
+    def new(self) -> bytes:
+        """Return the comment's line; nothing where no id is new."""
+        new, self._told = self._ids[self._told :], len(self._ids)
+        return b": ids %b\n" % " ".join(map(str, new)).encode() if new and self._is_wanted else b""
 
 
 def _events(chunks: list[Json]) -> bytes:

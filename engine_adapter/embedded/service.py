@@ -60,15 +60,20 @@ class Generation:
         The first list comes with the first token, whatever text that makes.
         """
         previous_ns: int | None = None
+        left = self._fold.given(self.call.given_ids)  # told with the first list, so that a failure until then is one
+        if self._fold.stopped:
+            yield left + self._fold.finish("stop")
+            return
         while True:
             event = await self._events.get()
             if isinstance(event, Admitted):
-                self.outcome.hit_tokens = event.hit_tokens
+                self.outcome.admitted(event.hit_tokens)
             elif isinstance(event, Token):
                 now_ns = monotonic_ns()
                 self._metrics.token(now_ns - (previous_ns or self._arrived_ns), first=previous_ns is None)
                 previous_ns = now_ns
-                yield self._fold.token(event)
+                yield left + self._fold.token(event)
+                left = []
                 if self._fold.stopped:
                     self._engine.abort(self.call.request_id)
                     yield self._fold.finish("stop")
@@ -76,7 +81,7 @@ class Generation:
             else:
                 if event.reason == "error":
                     raise GenerationError(event.error or "the engine gave up on this request")
-                yield self._fold.finish(event.reason)
+                yield left + self._fold.finish(event.reason)
                 break
         self._metrics.finished(self.outcome, monotonic_ns() - self._arrived_ns)
 
@@ -125,6 +130,7 @@ class EngineService:
             salt=call.salt,
             constraint=constraint,
             priority=call.priority,
+            given_ids=call.given_ids,
         )
         self.engine.submit(request, generation.deliver)
         try:
