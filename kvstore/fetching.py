@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -23,6 +23,9 @@ from kvstore.page import PageKey, Tier
 from kvstore.tiers.base import Found, Page, PageTier
 
 log = logging.getLogger(__name__)
+
+OnRead = Callable[[Tier, int, float], None]
+"""Told of each read below the host: the tier, the bytes that it brought, the seconds that it took."""
 
 
 class Target(Protocol):
@@ -84,8 +87,17 @@ class _Job:
 class Fetcher:
     """Reads from tiers, fastest first, in a few threads; promotes to the host tier what came from below it."""
 
-    def __init__(self, tiers: Sequence[PageTier], in_flight: InFlight, *, threads: int, window_bytes: int) -> None:
+    def __init__(
+        self,
+        tiers: Sequence[PageTier],
+        in_flight: InFlight,
+        *,
+        threads: int,
+        window_bytes: int,
+        on_read: OnRead | None = None,
+    ) -> None:
         self._tiers = tuple(tiers)
+        self._on_read = on_read
         self._host = next((tier for tier in tiers if tier.tier is Tier.HOST), None)
         self._below = tuple(tier for tier in tiers if tier is not self._host)
         self._in_flight = in_flight
@@ -190,9 +202,7 @@ class Fetcher:
             places = [place for place in places if job.filled[place] is None]
             if not places or job.future.done():
                 break
-            answers: Sequence[Found | None] = tier.get(
-                [job.keys[place] for place in places], [rows[place] for place in places]
-            )
+            answers = self._read(tier, [job.keys[place] for place in places], [rows[place] for place in places])
             with job.lock:
                 for place, answer in zip(places, answers, strict=True):
                     if answer is None:
@@ -205,6 +215,14 @@ class Fetcher:
                         promoted.append(Page(key, answer.meta, data, answer.checksum, answer.expires_at_s))
         if self._host is not None and promoted:
             self._host.put(promoted)
+
+    def _read(self, tier: PageTier, keys: Sequence[PageKey], rows: Sequence[memoryview]) -> Sequence[Found | None]:
+        began_s = time.monotonic()
+        answers = tier.get(keys, rows)
+        if self._on_read is not None and tier.tier > Tier.HOST:
+            found = sum(answer is not None for answer in answers)
+            self._on_read(tier.tier, found * tier.page_bytes, time.monotonic() - began_s)
+        return answers
 
     def _expire(self) -> None:
         """The deadline thread's work: complete jobs whose time is up, whatever holds their thread."""

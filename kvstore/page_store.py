@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvstore.deadline import Allowance
-from kvstore.fetching import BufferTarget, Fetcher, Target, report
+from kvstore.fetching import BufferTarget, Fetcher, OnRead, Target, report
 from kvstore.in_flight import InFlight
 from kvstore.page import Namespace, PageKey, Tier
 from kvstore.tiers.base import Page, PageTier, TierStats
@@ -46,8 +46,13 @@ class PageStoreOptions:
 class PageStore:
     """Host, disk and pool of one layout, any of them, fastest first. Thread-safe."""
 
-    def __init__(self, tiers: Sequence[PageTier], options: PageStoreOptions | None = None) -> None:
-        """The store closes the tiers. Raises ``ValueError`` for tiers in disorder or of different page sizes."""
+    def __init__(
+        self, tiers: Sequence[PageTier], options: PageStoreOptions | None = None, *, on_read: OnRead | None = None
+    ) -> None:
+        """The store closes the tiers. ``on_read`` is told of every read of disk and pool, from any thread.
+
+        Raises ``ValueError`` for tiers in disorder or of different page sizes.
+        """
         if [tier.tier for tier in tiers] != sorted({tier.tier for tier in tiers}):
             raise ValueError("tiers go from fast to slow, one of each")
         if len({tier.page_bytes for tier in tiers}) > 1:
@@ -59,7 +64,11 @@ class PageStore:
         self._below = tuple(tier for tier in tiers if tier is not self._host)
         self.in_flight = InFlight()
         self._fetcher = Fetcher(
-            tiers, self.in_flight, threads=self.options.fetch_threads, window_bytes=self.options.window_bytes
+            tiers,
+            self.in_flight,
+            threads=self.options.fetch_threads,
+            window_bytes=self.options.window_bytes,
+            on_read=on_read,
         )
         self._window = max(1, self.options.window_bytes // max(1, self._page_bytes))
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kvstore-behind")
@@ -70,14 +79,21 @@ class PageStore:
 
     def exists(self, keys: Sequence[PageKey]) -> list[bool]:
         """Tell for each key whether some tier would probably deliver it. Slower tiers are asked only for the rest."""
-        there = [False] * len(keys)
+        return [tier is not None for tier in self.locate(keys)]
+
+    def locate(self, keys: Sequence[PageKey], *, among: Collection[Tier] | None = None) -> list[Tier | None]:
+        """Return the fastest tier that would probably deliver each page, of all or of these tiers."""
+        places: list[Tier | None] = [None] * len(keys)
         for tier in self.tiers:
-            asked = [place for place, has in enumerate(there) if not has]
+            if among is not None and tier.tier not in among:
+                continue
+            asked = [place for place, known in enumerate(places) if known is None]
             if not asked:
                 break
             for place, has in zip(asked, tier.exists([keys[place] for place in asked]), strict=True):
-                there[place] = has
-        return there
+                if has:
+                    places[place] = tier.tier
+        return places
 
     def match(self, keys: Sequence[PageKey]) -> int:
         """Return how many leading pages are there."""
@@ -145,6 +161,11 @@ class PageStore:
         for tier in self.tiers:
             tier.remove(keys)
         return sum(there)
+
+    def clear(self) -> None:
+        """Forget every page of this layout in every tier, in the pool for every client of the server."""
+        for tier in self.tiers:
+            tier.clear()
 
     def forget(self, namespace: Namespace) -> int:
         """Forget a namespace in every tier; return how many pages of all tiers that were."""
