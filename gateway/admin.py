@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from engine_adapter.errors import LaunchError
+from gateway.access.roles import Right
 from gateway.errors import BadRequest, GatewayError, NotFound
 from gateway.fleet import Fleet, Instance
 from gateway.identity import KeyRing
@@ -104,7 +105,7 @@ class Admin:
             instance.is_draining = was_draining
 
     async def _run(self, request: web.Request) -> web.Response:
-        caller = self._keys.authenticate(request.headers)
+        caller = self._keys.authenticate(request.headers, Right.SEE_RUNS)
         tenant = request.query.get("tenant") if caller.is_admin else caller.identity.tenant
         try:
             records = await asyncio.to_thread(self._traces.run, request.match_info["run_id"], tenant)

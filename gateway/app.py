@@ -29,6 +29,8 @@ from billing.shelf import PriceShelf
 from engine_adapter.embedded.launch import EmbeddedProcess
 from engine_adapter.wire_client import WireClient
 from gateway import assembly
+from gateway.access.keeper import KeeperOptions, KeyKeeper
+from gateway.access.roles import Right
 from gateway.admin import Admin
 from gateway.alerts import Webhook
 from gateway.attempt import Attempter
@@ -53,7 +55,7 @@ from gateway.protocols.responses.store import ResponseStore
 from gateway.recorder import Recorder
 from gateway.recovery import TraceFollower
 from gateway.routing import POLICIES
-from gateway.settings import Settings
+from gateway.settings import Settings, is_loopback
 from gateway.snapshots import IndexSnapshots
 from gateway.spending import Spending
 from gateway.store_metrics import StoreCollector
@@ -141,7 +143,8 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         snapshots = IndexSnapshots(
             settings.home / "index.snapshot", index, time.time, assembly.snapshot_options(settings)
         )
-        flights, metrics, keys = Flights(), Metrics(), assembly.key_ring(settings)
+        flights, metrics = Flights(), Metrics()
+        keys, keeper = await _keys(settings, shelf, stack)
         fleet = Fleet(
             [*map(assembly.embedded_spec, launches), *map(assembly.instance_spec, settings.instances)],
             client=client,
@@ -221,6 +224,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
             tasks = [
                 group.create_task(fleet.run(), name="fleet"),
                 group.create_task(snapshots.run(fleet.feeds), name="index snapshots"),
+                group.create_task(keeper.run(), name="keys"),
             ]
             if pool is not None:
                 tasks.append(group.create_task(keep_alive(pool), name="pool"))
@@ -292,9 +296,31 @@ def _report(place: Place, by: Sequence[str], where: RowFilter) -> Report:
         return reader.report(by, where)
 
 
+async def _keys(settings: Settings, shelf: PriceShelf, stack: AsyncExitStack) -> tuple[KeyRing, KeyKeeper]:
+    """Return the keys there are, and what keeps them in step with their store. Raises ``SettingsError``."""
+    ring, store = assembly.key_ring(settings), assembly.access_store(settings)
+    stack.push_async_callback(asyncio.to_thread, store.close)
+    keeper = KeyKeeper(
+        store,
+        ring,
+        fixed=assembly.fixed_keys(settings),
+        rules=assembly.limit_rules(settings),
+        currency=shelf.default.currency,
+        options=KeeperOptions(settings.access.refresh_s, settings.access.stale_limit_s),
+    )
+    await keeper.refresh()
+    if ring.is_open and not is_loopback(settings.server.host):
+        raise SettingsError(
+            f"server.host = {settings.server.host!r} listens beyond this machine, which needs a key:"
+            " [[keys]], or 'keepwarm key create'"
+        )
+    return ring, keeper
+
+
 def _tenant_of(keys: KeyRing, request: web.Request) -> str | None:
     """Return whose runs a visitor of the console may see (``None``: everybody's). Raises ``Unauthorized``."""
-    caller = keys.authenticate(request.headers)
+    is_money = request.path.startswith("/console/cost")
+    caller = keys.authenticate(request.headers, Right.SEE_COSTS if is_money else Right.SEE_RUNS)
     return None if caller.is_admin else caller.identity.tenant
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,19 +17,25 @@ from billing.ledger_options import LedgerOptions
 from billing.ledger_read import LedgerReader
 from billing.prices import PriceBook
 from billing.shelf import PriceShelf, ShelvedBook
-from engine_adapter.base import OPENAI_ENDPOINTS, EngineAdapter
+from engine_adapter.base import OPENAI_ENDPOINTS, EngineAdapter, EventSource
 from engine_adapter.embedded.adapter import Embedded
 from engine_adapter.embedded.launch import LaunchSpec, free_port
-from engine_adapter.openai_compatible import OpenAICompatible
-from engine_adapter.sglang import Sglang
+from engine_adapter.named import ADAPTERS
+from engine_adapter.vllm import ranked_sources
+from gateway.access.database import SqliteAccess
+from gateway.access.keys import Rules, limits_of
+from gateway.access.records import Subject
+from gateway.access.roles import Role, rights_of
+from gateway.access.store import AccessStore
 from gateway.attempt import AttemptOptions
 from gateway.errors import SettingsError
 from gateway.fleet import InstanceSpec
-from gateway.identity import Key, KeyRing, digest_of
+from gateway.identity import Caller, Key, KeyRing, digest_of
+from gateway.limits.rules import Level, LimitRule, Outage, Resource
 from gateway.models import ModelOptions, SpecialTokens
 from gateway.relay import RelayOptions
 from gateway.routing import Rates
-from gateway.settings import InstanceSettings, Settings
+from gateway.settings import InstanceSettings, KeySettings, KvEventSettings, Settings
 from gateway.snapshots import SnapshotOptions
 from tracing.record import Identity
 
@@ -36,17 +43,66 @@ POOL_ID = "keepwarm"
 """The name under which all embedded instances of a gateway share their pool."""
 
 
-def key_ring(settings: Settings) -> KeyRing:
-    """Return the keys; secrets in the settings are hashed here and go no further."""
-    return KeyRing(
-        Key(
-            digest=key.sha256 or digest_of(key.secret.get_secret_value() if key.secret is not None else ""),
-            identity=Identity(tenant=key.tenant, team=key.team, key_id=key.id),
-            models=None if key.models is None else frozenset(key.models),
-            is_admin=key.admin,
-        )
-        for key in settings.keys
+def fixed_keys(settings: Settings) -> list[Key]:
+    """Return the keys of the settings; secrets are hashed here and go no further."""
+    rules = limit_rules(settings)
+    return [_fixed_key(key, rules) for key in settings.keys]
+
+
+def _fixed_key(key: KeySettings, rules: Rules) -> Key:
+    identity = Identity(tenant=key.tenant, team=key.team, key_id=key.id)
+    roles = {*map(Role, key.roles), *([Role.ADMIN] if key.admin else [])}
+    caller = Caller(
+        identity,
+        is_salted=True,
+        models=None if key.models is None else frozenset(key.models),
+        rights=rights_of(roles),
+        aliases=key.aliases,
+        limits=limits_of(identity, rules),
+        shows=None if key.answer_headers is None else frozenset(key.answer_headers),
     )
+    digest = key.sha256 or digest_of(key.secret.get_secret_value() if key.secret is not None else "")
+    expires_ns = None if key.expires is None else int(key.expires.timestamp()) * 10**9
+    return Key(digest, caller, expires_ns)
+
+
+def key_ring(settings: Settings) -> KeyRing:
+    """Return the keys of the settings as a ring, which a store may add to."""
+    hosts = frozenset(host.lower() for host in settings.server.allowed_hosts)
+    return KeyRing(fixed_keys(settings), hosts=hosts or None)
+
+
+def limit_rules(settings: Settings) -> dict[Subject, list[LimitRule]]:
+    """Return the limits of the settings by whom they are for."""
+    rules = defaultdict[Subject, list[LimitRule]](list)
+    for limit in settings.limits:
+        if limit.key is not None:
+            subject = Subject(Level.KEY, limit.key)
+        elif limit.team is not None:
+            subject = Subject.team(limit.tenant or "", limit.team)
+        else:
+            subject = Subject(Level.TENANT, limit.tenant or "")
+        for resource, amount in (
+            (Resource.REQUESTS, limit.requests_per_minute),
+            (Resource.TOKENS, limit.tokens_per_minute),
+            (Resource.CONCURRENCY, limit.concurrency),
+        ):
+            if amount is not None:
+                rule = LimitRule(subject.level, subject.name, resource, amount, Outage(limit.on_outage))
+                rules[subject].append(rule)
+    return dict(rules)
+
+
+def access_store(settings: Settings) -> AccessStore:
+    """Return where keys are stored. Raises ``SettingsError``, ``AccessError``."""
+    if settings.ledger.url is None or settings.access.store is not None:
+        return AccessStore(SqliteAccess(settings.access_path))
+    try:
+        from gateway.access.postgres import postgres_access  # the extra 'postgres'
+    except ImportError as error:
+        raise SettingsError(f"keys in PostgreSQL need the extra 'postgres': {error}") from None
+    url = settings.ledger.url.get_secret_value()
+    return AccessStore(postgres_access(url, makes_tables=settings.ledger.migrate == "on_start"))
 
 
 def model_options(settings: Settings) -> list[ModelOptions]:
@@ -136,8 +192,7 @@ def budget_store(settings: Settings, budgets: Sequence[Budget]) -> BudgetStore:
 
 def adapter_of(name: str) -> EngineAdapter:
     """Return the adapter that the settings name."""
-    adapters: dict[str, EngineAdapter] = {"openai": OpenAICompatible(), "sglang": Sglang(), "embedded": Embedded()}
-    return adapters[name]
+    return ADAPTERS[name]
 
 
 def instance_spec(settings: InstanceSettings) -> InstanceSpec:
@@ -153,7 +208,15 @@ def instance_spec(settings: InstanceSettings) -> InstanceSpec:
         follows_events=settings.events == "auto",
         capacity_tokens=settings.capacity_tokens,
         speaks=None if settings.speaks is None else frozenset(settings.speaks),
+        event_sources=_event_sources(settings.kv_events),
+        tiers=settings.tiers,
     )
+
+
+def _event_sources(settings: KvEventSettings | None) -> tuple[EventSource, ...]:
+    if settings is None:
+        return ()
+    return ranked_sources(settings.endpoint, settings.replay_endpoint, settings.topic, settings.ranks)
 
 
 def launch_specs(settings: Settings, pool_url: str | None) -> list[LaunchSpec]:

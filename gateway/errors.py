@@ -9,9 +9,14 @@ GatewayError               a request ends with ``status`` and a class that the c
 ├── MethodNotAllowed       405
 ├── BodyTooLarge           413
 ├── UnsupportedEncoding    415: a compressed body
+├── Conflict               409: what is to be made is there already, or is not as it was thought to be
+├── ColdPrefix             412: the request asked for a warm prefix, and there is none that is warm enough
+├── Misdirected            421: the request was meant for a host that is not served here
+├── OverLimit              429: a limit of the key, its team or tenant has no room; ``retry_after_s``
 ├── OverBudget             429: a budget has no room, or cannot be judged; ``retry_after_s``
 ├── NoInstance             503: no healthy instance serves the model; ``retry_after_s``
 ├── Draining               503: the gateway is going down
+├── KeysAway               503: the store of keys has been away for too long to trust what is known of it
 ├── LedgerFull             503: what a request costs cannot be written down now
 ├── LedgerAway             503: the ledger cannot be read now
 └── UpstreamUnusable       502 or 504: engines were tried and none answered
@@ -89,6 +94,36 @@ class UnsupportedEncoding(GatewayError):
     """The body is compressed: a megabyte of it may be a gigabyte, and engines get the client's bytes as they are."""
 
     status, kind, code = 415, "invalid_request_error", "unsupported_encoding"
+
+
+class Conflict(GatewayError):
+    """What is to be made is there already, or what is to be changed is not as it was thought to be."""
+
+    status, kind, code = 409, "conflict_error", "conflict"
+
+
+class ColdPrefix(GatewayError):
+    """No instance is warm enough for what the request demands. (Not 409, which official clients send again.)"""
+
+    status, kind, code = 412, "invalid_request_error", "prefix_cold"
+
+
+class Misdirected(GatewayError):
+    """The request was meant for another host."""
+
+    status, kind, code = 421, "invalid_request_error", "misdirected_request"
+
+
+class OverLimit(GatewayError):
+    """A limit has no room now, or cannot be judged and denies by its policy."""
+
+    status, kind, code = 429, "rate_limit_error", "rate_limit_exceeded"
+
+
+class KeysAway(GatewayError):
+    """The store of keys cannot be reached, and has not been for longer than it may."""
+
+    status, kind, code = 503, "server_error", "keys_unavailable"
 
 
 class OverBudget(GatewayError):

@@ -58,7 +58,8 @@ class ModelDirectory:
         Raises ``Forbidden`` where the key does not allow the model, ``NotFound`` for one that nobody serves, and
         ``NoInstance``, which clients try again, while an instance has not said yet what it serves.
         """
-        model = self._names.get(asked, asked)
+        named = caller.aliases.get(asked, asked)
+        model = self._names.get(named, named)
         if not (caller.may_use(asked) or caller.may_use(model)):
             raise Forbidden(f"this key may not use the model {asked!r}", param="model", code="model_not_allowed")
         if model not in self._configured and model not in self._known():
@@ -69,8 +70,9 @@ class ModelDirectory:
 
     def visible(self, caller: Caller) -> list[str]:
         """Return every name that the caller may ask for."""
-        names = {*self._configured, *self._names, *self._known()}
-        return sorted(name for name in names if caller.may_use(name) or caller.may_use(self._names.get(name, name)))
+        names = {name: self._names.get(name, name) for name in (*self._configured, *self._names, *self._known())}
+        names |= {alias: self._names.get(model, model) for alias, model in caller.aliases.items()}
+        return sorted(name for name, model in names.items() if caller.may_use(name) or caller.may_use(model))
 
     def _known(self) -> set[str]:
         self._ever_served.update(self._served())  # a model whose instances are all down is unavailable, not unknown

@@ -17,12 +17,22 @@ import ipaddress
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    IPvAnyNetwork,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gateway.errors import SettingsError
@@ -36,11 +46,28 @@ _NOT_SETTINGS = re.compile(r"KEEPWARM_(CONFIG$|(\w+_)?PYTHON$|TORCH|SERVICE_(HOS
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Count = Annotated[int, Field(ge=1)]
+Adapter = Literal[
+    "sglang", "vllm", "llamacpp", "embedded", "openai",
+    "tensorrt-llm", "lmdeploy", "tgi", "ollama", "mlc-llm", "rtp-llm", "deepinfer", "xllm",
+]  # fmt: skip
+"""The engines that have an adapter: ``engine_adapter.named``."""
 Endpoint = Literal["chat", "completions", "responses", "messages", "embeddings", "tokenize"]
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TlsSettings(_Strict):
+    """TLS of the listening socket. Files that change are read again; connections that are open keep what they have."""
+
+    certificate: Path  # PEM, with the chain
+    key: Path  # PEM, without a passphrase
+    minimum: Literal["1.2", "1.3"] = "1.2"
+    look_s: Seconds = 10.0  # how often the files are looked at
+
+
+AnswerHeader = Literal["run", "step", "instance", "hit", "predicted-hit", "cost"]
 
 
 class ServerSettings(_Strict):
@@ -52,6 +79,13 @@ class ServerSettings(_Strict):
     answer_cap_bytes: Count = 64 << 20
     drain_grace_s: Annotated[float, Field(ge=0, le=300)] = 0.0  # still taking requests, for balancers to see /readyz
     drain_limit_s: Seconds = 30.0  # then for requests in flight to end
+    workers: Annotated[int, Field(ge=1, le=32)] = 1  # processes on the one port
+    tls: TlsSettings | None = None
+    allowed_hosts: tuple[str, ...] = ()  # names that requests may be for; empty: any
+    trusted_proxies: tuple[IPvAnyNetwork, ...] = ()  # whose X-Forwarded-For and -Proto are believed
+    # What answers tell, as x-keepwarm-…; "hit" and "cost" of a stream come as a comment after it, if stream_summary.
+    answer_headers: tuple[AnswerHeader, ...] = ("run", "step", "instance", "hit", "predicted-hit")
+    stream_summary: bool = False
 
 
 class StreamSettings(_Strict):
@@ -99,7 +133,11 @@ class KeySettings(_Strict):
     tenant: Name = "default"
     team: Name = "default"
     models: tuple[str, ...] | None = None  # None: all
-    admin: bool = False  # may administer instances and see every tenant's runs
+    admin: bool = False  # the role "admin" too: instances, keys, limits, and every tenant's runs and costs
+    roles: tuple[Literal["user", "viewer", "finance", "admin"], ...] = ("user", "finance")
+    aliases: dict[str, str] = Field(default_factory=dict)  # names that mean another model for this key alone
+    expires: datetime | None = None  # with a time zone: 2027-01-31T00:00:00Z
+    answer_headers: tuple[AnswerHeader, ...] | None = None  # None: the server's
     ttft_objective_s: Seconds | None = None  # what reports of goodput count as good
     tpot_objective_s: Seconds | None = None
 
@@ -107,7 +145,44 @@ class KeySettings(_Strict):
     def _one_of_two(self) -> Self:
         if (self.sha256 is None) == (self.secret is None):
             raise ValueError("give either sha256 or secret")
+        if self.expires is not None and self.expires.tzinfo is None:
+            raise ValueError("expires: name a time zone, as in 2027-01-31T00:00:00Z")
         return self
+
+
+class AccessSettings(_Strict):
+    """The store of keys, teams, tenants and their limits, beside ``[[keys]]``; see ``docs/keys-and-limits.md``."""
+
+    store: Path | None = None  # None: in ``home``, or where the ledger is when that is in PostgreSQL
+    refresh_s: Annotated[float, Field(gt=0, le=60)] = (
+        0.5  # how often changes are looked for: a revoked key's last words
+    )
+    stale_limit_s: Seconds | None = None  # a store that is away for longer lets no stored key in; None: they stay good
+
+
+class LimitSettings(_Strict):
+    """What a key, a tenant, or a team of a tenant may take. Money is limited by ``[[billing.budgets]]``."""
+
+    key: str | None = None
+    tenant: str | None = None
+    team: str | None = None  # of ``tenant``
+    requests_per_minute: Annotated[int, Field(ge=0)] | None = None
+    tokens_per_minute: Annotated[int, Field(ge=0)] | None = None
+    concurrency: Annotated[int, Field(ge=0)] | None = None
+    on_outage: Literal["admit", "deny"] = "admit"  # where counts cannot be asked
+
+    @model_validator(mode="after")
+    def _whose(self) -> Self:
+        if (self.key is None) == (self.tenant is None) or (self.team is not None and self.tenant is None):
+            raise ValueError("name a key, or a tenant, or a tenant and a team of it")
+        return self
+
+
+class CountSettings(_Strict):
+    """Where limits are counted."""
+
+    url: str | None = None  # a Redis, for several machines; None: billing.budget_store, else memory of this machine
+    deadline_s: Annotated[float, Field(gt=0, le=5)] = 0.1  # then the server is away, and limits act by ``on_outage``
 
 
 class ModelSettings(_Strict):
@@ -125,17 +200,28 @@ class ModelSettings(_Strict):
     quoted_answers: Literal["ids", "rendered"] = "ids"
 
 
+class KvEventSettings(_Strict):
+    """Where an engine publishes its KV events, for those that don't tell (vLLM); as the gateway reaches it."""
+
+    endpoint: Annotated[str, Field(pattern=r"^(tcp://[^\s*]+:\d+|ipc://\S+)$")]
+    replay_endpoint: Annotated[str, Field(pattern=r"^(tcp://[^\s*]+:\d+|ipc://\S+)$")] | None = None
+    topic: str = ""
+    ranks: Annotated[int, Field(ge=1, le=64)] = 1  # data-parallel ones; rank n publishes n ports above rank 0
+
+
 class InstanceSettings(_Strict):
     """One engine that runs already."""
 
     id: Name
     url: Annotated[str, Field(pattern=r"^https?://[^\s/]+(/[^\s]*)?$")]
-    adapter: Literal["sglang", "openai", "embedded"] = "sglang"
+    adapter: Adapter = "sglang"
     api_key: SecretStr | None = None
     api_key_header: Literal["authorization", "x-api-key"] = "authorization"  # where it wants its key
     models: tuple[str, ...] = ()  # empty: ask it
     events: Literal["auto", "off"] = "auto"
+    kv_events: KvEventSettings | None = None  # None: ask it
     pool: str | None = None  # name of the shared pool, where the instance doesn't tell
+    tiers: tuple[Literal["device", "host", "disk"], ...] | None = None  # of its events, where it doesn't tell
     speaks: tuple[Endpoint, ...] | None = None  # endpoints that it has itself; None: what its adapter says
     region: str | None = None  # where it runs, for prices that differ by region
     capacity_tokens: Count | None = None  # what its cache holds, for engines without events that don't tell
@@ -253,6 +339,9 @@ class Settings(BaseSettings):
     retry: RetrySettings = RetrySettings()
     health: HealthSettings = HealthSettings()
     keys: tuple[KeySettings, ...] = ()
+    access: AccessSettings = AccessSettings()
+    limits: tuple[LimitSettings, ...] = ()
+    counts: CountSettings = CountSettings()
     models: tuple[ModelSettings, ...] = ()
     instances: tuple[InstanceSettings, ...] = ()
     embedded: EmbeddedSettings = EmbeddedSettings()
@@ -282,6 +371,16 @@ class Settings(BaseSettings):
         return self.home / "budgets.sqlite3"
 
     @property
+    def access_path(self) -> Path:
+        """Where keys are stored when that is a file."""
+        return self.access.store or self.home / "access.sqlite3"
+
+    @property
+    def counts_path(self) -> Path:
+        """Where limits are counted without a Redis."""
+        return self.home / "limits.counts"
+
+    @property
     def response_path(self) -> Path:
         """Where the responses lie that clients may continue."""
         return self.home / "responses.sqlite3"
@@ -293,10 +392,8 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if not self.keys and not is_loopback(self.server.host):
-            raise ValueError(
-                f"server.host = {self.server.host!r} listens beyond this machine, which needs at least one [[keys]]"
-            )
+        if self.server.workers > 1 and self.runs_embedded:
+            raise ValueError("server.workers: several share engines that run elsewhere: name [[instances]]")
         if not self.runs_embedded and not self.instances:
             raise ValueError("there is no engine: name [[instances]] or enable [embedded]")
         if self.ledger.url is not None and self.billing.ledger is not None:
@@ -445,5 +542,14 @@ def _with_paths(settings: Settings, folder: Path) -> Settings:
             ),
             "ledger": settings.ledger.model_copy(update={"journal": resolved(settings.ledger.journal)}),
             "tracing": settings.tracing.model_copy(update={"store": resolved(settings.tracing.store)}),
+            "access": settings.access.model_copy(update={"store": resolved(settings.access.store)}),
+            "server": _with_tls_paths(settings.server, resolved),
         }
     )
+
+
+def _with_tls_paths(server: ServerSettings, resolved: Callable[[Path | None], Path | None]) -> ServerSettings:
+    if server.tls is None:
+        return server
+    files = {"certificate": resolved(server.tls.certificate), "key": resolved(server.tls.key)}
+    return server.model_copy(update={"tls": server.tls.model_copy(update=files)})

@@ -8,7 +8,12 @@ from gateway.models import ModelDirectory
 from tracing.record import Identity
 
 _A, _B = Identity("acme", "red", "key-a"), Identity("bolt", "blue", "key-b")
-_RING = KeyRing([Key(digest_of("sk-a"), _A, frozenset({"m"})), Key(digest_of("sk-b"), _B)])
+_RING = KeyRing(
+    [
+        Key(digest_of("sk-a"), Caller(_A, is_salted=True, models=frozenset({"m"}))),
+        Key(digest_of("sk-b"), Caller(_B, is_salted=True)),
+    ]
+)
 
 
 @pytest.mark.parametrize(

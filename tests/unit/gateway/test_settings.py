@@ -67,14 +67,6 @@ def test_variables_of_others_are_left_alone() -> None:
     assert load_settings(environment=dict.fromkeys(names, "x")).server.port == 8400
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "gateway.example"])
-def test_no_listening_beyond_loopback_without_keys(host: str) -> None:
-    with pytest.raises(SettingsError, match="beyond this machine"):
-        load_settings(flags={"server": {"host": host}}, environment={})
-    key = {"id": "k", "secret": "sk-1"}
-    assert load_settings(flags={"server": {"host": host}, "keys": [key]}, environment={}).server.host == host
-
-
 def test_instances_in_the_file_replace_the_embedded_engine(tmp_path: Path) -> None:
     path = _file(tmp_path, "[[instances]]\nid = 'a'\nurl = 'http://127.0.0.1:9/v1/'\n")
     settings = load_settings(path, environment={})
