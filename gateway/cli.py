@@ -21,6 +21,7 @@ COMMANDS = {
     "trace": "list, show and export agent runs, from the trace store",
     "prices": "check and show price books",
     "store": "look at, verify and clear page tiers on disk and in a pool",
+    "whatif": "show what recorded requests would have hit and cost under other caches, policies, prompts or prices",
     "replay": "show what a fleet would do with a recorded request trace",
     "key": "make an API key and the settings entry for it",
 }

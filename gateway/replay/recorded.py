@@ -144,8 +144,8 @@ def _replay(
 ) -> None:
     begin_ns = records[0].stamps.arrived_ns
     header = TraceHeader("recorded", records[0].served_model, result.stride_tokens, closed=False)
-    workload = build_workload(header, (_row(n, record, begin_ns) for n, record in enumerate(records)))
-    instances = fleet.instances or _instances_of(records)
+    workload = build_workload(header, (trace_row(n, record, begin_ns) for n, record in enumerate(records)))
+    instances = fleet.instances or instances_of(records)
     result.instances += instances
     performance = replace(fleet.performance, host_tokens=0, disk_tokens=0)
     simulation = Simulation(workload, FleetOptions(performance, instances), LoadOptions(), RouterOptions(fleet.policy))
@@ -158,14 +158,15 @@ def _replay(
         _count(sums, record, flight, books[record.charge.price_version])
 
 
-def _instances_of(records: Sequence[RequestRecord]) -> int:
+def instances_of(records: Sequence[RequestRecord]) -> int:
     """Count the instances that answered or could have."""
     names = {record.instance for record in records if record.instance is not None}
     names |= {each.instance for record in records if record.decision for each in record.decision.candidates}
     return max(len(names), 1)
 
 
-def _row(number: int, record: RequestRecord, begin_ns: int) -> TraceRow:
+def trace_row(number: int, record: RequestRecord, begin_ns: int) -> TraceRow:
+    """Return a recorded request as a row of an open trace whose blocks are its prompt's marks."""
     return TraceRow(
         line=number,
         session=-1,

@@ -1,0 +1,1 @@
+"""What recorded requests would have hit and cost under other caches, policies, prompts or prices."""
