@@ -179,7 +179,10 @@ class EngineAdapter(Protocol):
         """Return what an answer of ``load_paths`` says, one for each rank; nothing where it says nothing. Pure."""
 
     def abort(self, request_id: str) -> tuple[str, bytes] | None:
-        """Return path and body of the request that stops another one, where closing its connection is not enough."""
+        """Return path and body of the request that stops another one by the id it was prepared with. Pure."""
+
+    def close_session(self, session: str) -> tuple[str, bytes] | None:
+        """Return path and body of what tells an instance that heeds sessions that this one has ended. Pure."""
 
     async def describe(self, client: UpstreamClient, url: str, headers: Mapping[str, str]) -> InstanceFacts:
         """Ask the instance what it is. Raises ``UpstreamError`` when it cannot be asked or understood."""

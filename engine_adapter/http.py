@@ -63,20 +63,29 @@ class ClientOptions:
     connect_timeout_s: float = 5.0
 
 
-async def get_json(
+async def get_bytes(
     client: UpstreamClient, url: str, headers: Mapping[str, str], *, timeout_s: float = 5.0, limit_bytes: int = 1 << 22
-) -> Mapping[str, object]:
-    """Return the JSON object at ``url``. Raises ``UpstreamError`` for any other status, shape or silence."""
+) -> bytes:
+    """Return what is at ``url``. Raises ``UpstreamError`` for any other status than 200, too much, or silence."""
     try:
         async with asyncio.timeout(timeout_s):
             response = await client.request("GET", url, headers)
             try:
                 if response.status != 200:
                     raise UpstreamError(f"{url} answers {response.status}")
-                return msgspec.json.decode(await response.read_all(limit_bytes), type=dict[str, object])
+                return await response.read_all(limit_bytes)
             finally:
                 response.close()
     except TimeoutError:
         raise UpstreamBroken(f"{url} is silent for {timeout_s:g} s") from None
+
+
+async def get_json(
+    client: UpstreamClient, url: str, headers: Mapping[str, str], *, timeout_s: float = 5.0, limit_bytes: int = 1 << 22
+) -> Mapping[str, object]:
+    """Return the JSON object at ``url``. Raises ``UpstreamError`` for any other status, shape or silence."""
+    body = await get_bytes(client, url, headers, timeout_s=timeout_s, limit_bytes=limit_bytes)
+    try:
+        return msgspec.json.decode(body, type=dict[str, object])
     except (msgspec.DecodeError, RecursionError):
         raise UpstreamError(f"{url} does not answer a JSON object") from None

@@ -1,7 +1,4 @@
-"""Anything that speaks OpenAI's API and promises no more: a vendor's API, TGI, LMDeploy, llama-server, Ollama …
-
-llama-server is known again by the owner that it gives its models, and says in ``/props`` how much its slots hold.
-"""
+"""Anything that speaks OpenAI's API and promises no more: a vendor's API, an engine without an adapter of its own."""
 
 from __future__ import annotations
 
@@ -20,16 +17,17 @@ from engine_adapter.base import (
     mapping,
     whole_number,
 )
-from engine_adapter.errors import UpstreamError
 from engine_adapter.http import UpstreamClient, get_json
+from engine_adapter.load import EngineLoad
 
 
 class OpenAICompatible:
     """Chat completions, completions and a list of models; usage in OpenAI's shape."""
 
-    name = "openai"
-    capabilities = Capabilities()
-    health_path = "/v1/models"
+    name: str = "openai"
+    capabilities: Capabilities = Capabilities(media=True)
+    health_path: str = "/v1/models"
+    load_paths: Sequence[str] = ()
     private_members: frozenset[str] = frozenset()
     id_members: Mapping[str, str] = MappingProxyType({})
 
@@ -59,39 +57,39 @@ class OpenAICompatible:
         usage = mapping(answer.get("usage"))
         return None if usage is None else UsageParts(usage, None)
 
+    def read_load(self, body: bytes) -> Sequence[EngineLoad]:
+        """Return nothing."""
+        return []
+
+    def abort(self, request_id: str) -> tuple[str, bytes] | None:
+        """Return nothing: closing the connection is what there is."""
+        return None
+
+    def close_session(self, session: str) -> tuple[str, bytes] | None:
+        """Return nothing."""
+        return None
+
     async def describe(self, client: UpstreamClient, url: str, headers: Mapping[str, str]) -> InstanceFacts:
         """Read the list of models."""
-        entries = await _list_models(client, url, headers)
-        models, max_len = _names_and_length(entries)
-        is_llama_cpp = any(entry.get("owned_by") == "llamacpp" for entry in entries)
-        capacity = await _slots_tokens(client, url, headers) if is_llama_cpp else None
-        return InstanceFacts(models=models, max_model_len=max_len, capacity_tokens=capacity)
+        models, max_len = await read_models(client, url, headers)
+        return InstanceFacts(models=models, max_model_len=max_len)
 
 
 async def read_models(
     client: UpstreamClient, url: str, headers: Mapping[str, str]
 ) -> tuple[tuple[str, ...], int | None]:
     """Return the names in ``/v1/models`` and the shortest context, where they tell. Raises ``UpstreamError``."""
-    return _names_and_length(await _list_models(client, url, headers))
+    return names_and_length(await list_models(client, url, headers))
 
 
-async def _list_models(client: UpstreamClient, url: str, headers: Mapping[str, str]) -> list[Mapping[str, object]]:
+async def list_models(client: UpstreamClient, url: str, headers: Mapping[str, str]) -> list[Mapping[str, object]]:
+    """Return the entries of ``/v1/models``. Raises ``UpstreamError``."""
     listed = (await get_json(client, f"{url}/v1/models", headers)).get("data")
     return [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
 
 
-def _names_and_length(entries: Sequence[Mapping[str, object]]) -> tuple[tuple[str, ...], int | None]:
+def names_and_length(entries: Sequence[Mapping[str, object]]) -> tuple[tuple[str, ...], int | None]:
+    """Return the names among entries of ``/v1/models`` and the shortest context, where they tell. Pure."""
     names = tuple(name for entry in entries if isinstance(name := entry.get("id"), str))
     lengths = [length for entry in entries if (length := whole_number(entry.get("max_model_len"))) is not None]
     return names, min(lengths, default=None)
-
-
-async def _slots_tokens(client: UpstreamClient, url: str, headers: Mapping[str, str]) -> int | None:
-    """Return how many tokens llama-server's slots hold together, ``None`` where it does not tell."""
-    try:
-        props = await get_json(client, f"{url}/props", headers)
-    except UpstreamError:
-        return None
-    slots, settings = whole_number(props.get("total_slots")), mapping(props.get("default_generation_settings")) or {}
-    context = whole_number(settings.get("n_ctx"))
-    return None if slots is None or context is None else slots * context or None

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from urllib.parse import urlsplit
+
+import msgspec
 
 from engine_adapter.base import (
     OPENAI_ENDPOINTS,
@@ -19,18 +22,22 @@ from engine_adapter.base import (
     Continuation,
     EventSource,
     InstanceFacts,
+    LoadSignal,
     Prepared,
     UsageParts,
     mapping,
     whole_number,
 )
 from engine_adapter.http import UpstreamClient, get_json
+from engine_adapter.load import EngineLoad, LoadSource, gauges_by_rank
 from engine_adapter.openai_compatible import OpenAICompatible, read_models
 
 _WRITTEN = ("description", "name", "parameters")  # what SGLang writes of a function, in its order, null or not
 _OPTIONAL = ("strict", "defer_loading")  # … and what it leaves out where it is null
 _KEEPS_ORDER = (0, 5, 23)
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+_RUNNING, _WAITING, _USED = "sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage"
+_GAUGES = frozenset({_RUNNING, _WAITING, _USED})
 
 
 class Sglang(OpenAICompatible):
@@ -41,7 +48,8 @@ class Sglang(OpenAICompatible):
         events=True,
         cached_detail=True,
         salt=True,
-        priority=True,
+        media=True,
+        load=LoadSignal.SCRAPE,
         input_ids=True,
         output_ids=True,
         abort=True,
@@ -49,6 +57,7 @@ class Sglang(OpenAICompatible):
         endpoints=OPENAI_ENDPOINTS | {"embeddings", "tokenize"},
     )
     health_path = "/health"
+    load_paths = ("/v1/loads?include=core", "/metrics")
     private_members = frozenset({"sglext"})
     id_members = MappingProxyType({"sglext": "output_ids"})
 
@@ -65,6 +74,10 @@ class Sglang(OpenAICompatible):
         headers = {**plain.headers, "x-override-rid": ask.request_id}
         if ask.wants_output_ids:
             headers["x-sglext-return-output-ids"] = "1"
+        if ask.priority:
+            headers["x-override-priority"] = str(ask.priority)
+        if ask.session is not None:
+            edits["session_id"] = ask.session
         return Prepared(edits, headers)
 
     def prompt_tools(
@@ -96,18 +109,39 @@ class Sglang(OpenAICompatible):
         info = await get_json(client, f"{url}/server_info", headers)
         own = mapping(info.get("keepwarm")) or {}
         tiers = own.get("tiers")
+        host = urlsplit(url).hostname or "127.0.0.1"
+        loads = load_sources(info, host)
         return InstanceFacts(
             models=models,
             max_model_len=max_len,
             block_size=_block_size(info),
-            event_sources=event_sources(info, urlsplit(url).hostname or "127.0.0.1"),
+            event_sources=event_sources(info, host),
             capacity_tokens=whole_number(info.get("max_total_num_tokens")),
             model_path=_text(info.get("model_path")),
             weights_id=_text(info.get("weights_id")),
             pool=_text(own.get("pool_id")),
             version=_text(info.get("version")),
             tiers=tuple(t for t in tiers if isinstance(t, str)) if isinstance(tiers, list) else ("device",),
+            capabilities=replace(
+                self.capabilities,
+                priority=info.get("enable_priority_scheduling") is True,
+                session=info.get("enable_session_radix_cache") is True,
+                load=LoadSignal.PUSH if loads else LoadSignal.SCRAPE,
+            ),
+            load_sources=loads,
         )
+
+    def read_load(self, body: bytes) -> Sequence[EngineLoad]:
+        """Read ``/v1/loads``, or the gauges of ``/metrics``."""
+        return _loads(body) if body.lstrip().startswith(b"{") else _gauged(body)
+
+    def abort(self, request_id: str) -> tuple[str, bytes] | None:
+        """Return the request that stops a request by the name that ``prepare`` gave it."""
+        return "/abort_request", msgspec.json.encode({"rid": request_id})
+
+    def close_session(self, session: str) -> tuple[str, bytes] | None:
+        """Return the request that lets go of a session's pages."""
+        return "/close_session", msgspec.json.encode({"session_id": session})
 
 
 def event_sources(info: Mapping[str, object], host: str) -> tuple[EventSource, ...]:
@@ -132,6 +166,47 @@ def event_sources(info: Mapping[str, object], host: str) -> tuple[EventSource, .
         )
         for rank in range(whole_number(events.get("dp_size")) or 1)
     )
+
+
+def load_sources(info: Mapping[str, object], host: str) -> tuple[LoadSource, ...]:
+    """Return where each rank publishes its load (``--load-publish-endpoint``); none where that is off."""
+    events = mapping(info.get("kv_events")) or {}
+    base = whole_number(events.get("load_endpoint_port_base"))
+    if base is None:
+        return ()
+    topic, ranks = _text(events.get("load_topic")) or "load", whole_number(events.get("dp_size")) or 1
+    return tuple(LoadSource(f"tcp://{host}:{base + rank}", topic, rank) for rank in range(ranks))
+
+
+def _loads(body: bytes) -> list[EngineLoad]:
+    try:
+        told = msgspec.json.decode(body, type=dict[str, object]).get("loads")
+    except (msgspec.DecodeError, RecursionError):
+        return []
+    found = []
+    for each in told if isinstance(told, list) else ():
+        load = mapping(each) or {}
+        running, waiting = whole_number(load.get("num_running_reqs")), whole_number(load.get("num_waiting_reqs"))
+        if running is not None and waiting is not None:
+            usage = load.get("token_usage")
+            found.append(
+                EngineLoad(
+                    running,
+                    waiting,
+                    float(usage) if isinstance(usage, int | float) else None,
+                    whole_number(load.get("num_waiting_uncached_tokens")),
+                    whole_number(load.get("dp_rank")) or 0,
+                )
+            )
+    return found
+
+
+def _gauged(body: bytes) -> list[EngineLoad]:
+    return [
+        EngineLoad(int(found[_RUNNING]), int(found[_WAITING]), found.get(_USED), rank=rank)
+        for rank, found in sorted(gauges_by_rank(body, _GAUGES, "dp_rank").items())
+        if _RUNNING in found and _WAITING in found
+    ]
 
 
 def _printed_tool(tool: Mapping[str, object], *, keeps_order: bool) -> Mapping[str, object]:

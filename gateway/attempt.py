@@ -77,7 +77,7 @@ class Attempter:
                 request_id=draft.request_id,
                 stream=ask.stream,
                 model=None if ask.model == draft.served_model else draft.served_model,
-                salt=salt if adapter.capabilities.salt else None,
+                salt=salt if instance.capabilities.salt else None,
                 endpoint=ask.endpoint if is_native else "chat",
                 input_ids=prompt.input_ids if prompt is not None else None,
                 wants_output_ids=prompt is not None and prompt.answerable is not None,
@@ -279,7 +279,7 @@ def _goes_natively(ask: Ask, instance: Instance, salt: str | None) -> bool:
     """Tell whether the client's own bytes go there: not where that would lose the tenant's salt."""
     if ask.native is None or not instance.speaks(ask.endpoint):
         return False
-    takes = instance.spec.adapter.capabilities
+    takes = instance.capabilities
     loses_salt = salt is not None and takes.salt and ask.endpoint not in takes.salted_endpoints
     return not (loses_salt and ask.refusal is None)
 

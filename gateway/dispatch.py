@@ -62,7 +62,7 @@ class Dispatcher:
 
     def salt_of(self, model: str, salt: str | None) -> str | None:
         """Return the salt that its instances' caches are kept apart by: none, where no engine of them knows salts."""
-        takes_salt = any(instance.spec.adapter.capabilities.salt for instance in self._fleet.serving(model))
+        takes_salt = any(instance.capabilities.salt for instance in self._fleet.serving(model))
         return salt if takes_salt else None
 
     def rules(self, options: ModelOptions, ask: Ask) -> PromptRules:

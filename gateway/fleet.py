@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from engine_adapter.base import EngineAdapter, EventSource, InstanceFacts
+from engine_adapter.base import Capabilities, EngineAdapter, EventSource, InstanceFacts
 from engine_adapter.errors import ConnectFailed, UpstreamError
 from engine_adapter.http import UpstreamClient
 from gateway.feeds import Feed
@@ -49,6 +49,8 @@ class InstanceSpec:
     capacity_tokens: int | None = None
     speaks: frozenset[str] | None = None  # endpoints that it has itself; ``None``: what its kind has
     rank: int | None = None
+    event_sources: tuple[EventSource, ...] = ()  # one for each rank, for engines that don't tell theirs
+    tiers: tuple[str, ...] | None = None  # which its events speak of, for engines that don't tell
 
     def of_rank(self, rank: int) -> InstanceSpec:
         """Return the same for one data-parallel rank."""
@@ -91,10 +93,16 @@ class Instance:
         """Whether new requests may go there."""
         return self.is_healthy and not self.is_draining
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do: as it said when it was described, else what its kind can."""
+        told = None if self.facts is None else self.facts.capabilities
+        return self.spec.adapter.capabilities if told is None else told
+
     def speaks(self, endpoint: str) -> bool:
         """Tell whether it has the endpoint itself."""
         own = self.spec.speaks
-        return endpoint in (self.spec.adapter.capabilities.endpoints if own is None else own)
+        return endpoint in (self.capabilities.endpoints if own is None else own)
 
     async def until_idle(self) -> None:
         """Wait until no request is there any more."""
@@ -239,6 +247,9 @@ class Fleet:
     async def _describe(self, instance: Instance) -> None:
         spec = instance.spec
         facts = await spec.adapter.describe(self._client, spec.url, spec.headers)
+        facts = replace(
+            facts, event_sources=spec.event_sources or facts.event_sources, tiers=spec.tiers or facts.tiers
+        )
         instance.facts = facts
         if self._on_described is not None:
             await self._on_described(instance)

@@ -52,7 +52,7 @@ def rules_for(instances: Sequence[Instance], options: ModelOptions, ask: Ask) ->
     reads_chat = bool(instances) and all(_reads_chat(instance, ask) for instance in instances)
 
     def every(holds: Callable[[Capabilities], bool]) -> bool:
-        return reads_chat and all(holds(instance.spec.adapter.capabilities) for instance in instances)
+        return reads_chat and all(holds(instance.capabilities) for instance in instances)
 
     takes_ids = every(lambda able: able.input_ids)
     return PromptRules(

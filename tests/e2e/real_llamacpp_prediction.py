@@ -97,7 +97,7 @@ async def drive(url: str, home: Path) -> Json:
     """Run the script; return its rows and the gateway's own scores."""
     rows: list[Json] = []
     models = [{"name": "smollm2", "tokenizer": str(ensure_default_model())}]
-    instances = [{"id": "llama", "url": url, "adapter": "openai"}]
+    instances = [{"id": "llama", "url": url, "adapter": "llamacpp"}]
     async with gateway_for([], home, models=models, instances=instances, ready_count=1, ready_limit_s=60) as client:
         ada, bob, cleo = (Agent(client, name, rows) for name in ("Ada", "Bob", "Cleo"))
         for _ in range(5):
