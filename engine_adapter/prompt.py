@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from itertools import repeat
 from pathlib import Path
 from typing import cast
@@ -67,6 +68,8 @@ class PromptEncoder:
     ) -> None:
         self.tokenizer = tokenizer
         self.template_name = choice.template.name
+        sources = (choice.template.source + choice.tool_template.source).encode()
+        self.template_id = f"{choice.template.name}@{blake2b(sources, digest_size=6).hexdigest()}"
         self.stop_token_ids = stop_token_ids
         self.vocab_size: int = vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
         self._choice = choice

@@ -36,6 +36,7 @@ from gateway.alerts import Webhook
 from gateway.attempt import Attempter
 from gateway.console.instances import instance_row
 from gateway.console.routes import routes as console_routes
+from gateway.diagnosis.watch import Build, PromptWatch
 from gateway.dispatch import Dispatcher
 from gateway.errors import SettingsError
 from gateway.fleet import Fleet, HealthOptions, Instance
@@ -63,6 +64,7 @@ from gateway.tokens import Tokens
 from radix_index.index import RadixIndex
 from tracing.export import SpanExport, otlp_exporter
 from tracing.metrics import Metrics
+from tracing.record import RequestRecord
 from tracing.runs import RunLinker
 from tracing.store import TraceStore
 
@@ -143,6 +145,9 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         snapshots = IndexSnapshots(
             settings.home / "index.snapshot", index, time.time, assembly.snapshot_options(settings)
         )
+        compared = _watch(settings, traces, prompts, lambda: fleet)
+        if compared is not None:
+            stack.push_async_callback(asyncio.to_thread, compared.close, _FLUSH_S)
         flights, metrics = Flights(), Metrics()
         keys, keeper = await _keys(settings, shelf, stack)
         fleet = Fleet(
@@ -188,6 +193,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
             flights=flights,
             max_attempts=settings.retry.attempts,
             spending=spending,
+            compared=compared,
         )
         readiness = _Readiness(flights, fleet, recorder, waits_for=len(processes) or 1)
         admin = Admin(
@@ -374,6 +380,26 @@ async def _settling(budgets: Budgets) -> AsyncIterator[None]:
 
 def _ever_healthy(instance: Instance) -> Callable[[], bool]:
     return lambda: instance.facts is not None
+
+
+def _watch(
+    settings: Settings, traces: TraceStore, prompts: PromptBook, fleet_of: Callable[[], Fleet]
+) -> PromptWatch | None:
+    """Return what compares each request with the one before it, ``None`` where that is switched off."""
+    options = assembly.watch_options(settings)
+
+    def build_of(record: RequestRecord) -> Build:
+        instance = fleet_of().instances.get(record.instance or "")
+        template = prompts.template_of(record.served_model)
+        if instance is None:
+            return Build(template=template)
+        facts, name = instance.facts, instance.spec.adapter.name
+        if facts is None:
+            return Build(engine=name, template=template)
+        engine = name if facts.version is None else f"{name} {facts.version}"
+        return Build(engine, facts.weights_id or facts.model_path, template)
+
+    return None if options is None else PromptWatch(traces.describe, build_of, options)
 
 
 def _spans(settings: Settings) -> SpanExport | None:

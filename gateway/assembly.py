@@ -28,6 +28,7 @@ from gateway.access.records import Subject
 from gateway.access.roles import Role, rights_of
 from gateway.access.store import AccessStore
 from gateway.attempt import AttemptOptions
+from gateway.diagnosis.watch import ContentPolicy, WatchOptions
 from gateway.errors import SettingsError
 from gateway.fleet import InstanceSpec
 from gateway.identity import Caller, Key, KeyRing, digest_of
@@ -295,6 +296,14 @@ def attempt_options(settings: Settings) -> AttemptOptions:
         ),
         answer_cap_bytes=settings.server.answer_cap_bytes,
     )
+
+
+def watch_options(settings: Settings) -> WatchOptions | None:
+    """Return how requests are compared, ``None``: not at all."""
+    tracing = settings.tracing
+    if not tracing.compare_bytes:
+        return None
+    return WatchOptions(ContentPolicy(tracing.content), tracing.compare_bytes)
 
 
 def tokenizer_folder(option: str, model_path: str | None) -> Path | None:

@@ -11,7 +11,7 @@ from billing.budgets import Ticket
 from gateway.errors import GatewayError
 from gateway.identity import ANONYMOUS
 from gateway.prompt_job import Prompt
-from gateway.protocols.base import Answering, AnswerReader, EndpointProtocol
+from gateway.protocols.base import Answering, AnswerReader, Ask, EndpointProtocol
 from gateway.residency import Watch
 from tracing.messages import MessageChain
 from tracing.record import (
@@ -51,6 +51,7 @@ class Draft:
     attempts: list[Attempt] = field(default_factory=list)
     attempt_instance: str | None = None  # of the attempt that runs now
     attempt_started_ns: int = 0
+    ask: Ask | None = None  # the request as it was read
     prompt: Prompt | None = None
     prompt_tokens: int | None = None
     counts_checked: bool = True

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 from engine_adapter.errors import ConnectFailed
 from gateway.attempt import LONG_BODY_BYTES, Attempter, Refused
+from gateway.diagnosis.watch import PromptWatch
 from gateway.dispatch import Dispatcher
 from gateway.draft import Draft, forwarded_of, labels_of, traceparent_of
 from gateway.errors import BadRequest, Draining, GatewayError, NoInstance, UpstreamUnusable
@@ -104,10 +105,12 @@ class Pipeline:
         flights: Flights,
         max_attempts: int,
         spending: Spending | None = None,
+        compared: PromptWatch | None = None,
     ) -> None:
+        """``compared``: holds each request against the one before it, once it is over."""
         self._keys, self._models, self._linker, self._prompts = keys, models, linker, prompts
         self._dispatcher, self._attempter, self._recorder, self._flights = dispatcher, attempter, recorder, flights
-        self._max_attempts, self._spending = max_attempts, spending
+        self._max_attempts, self._spending, self._compared = max_attempts, spending, compared
 
     async def handle(self, arrival: Arrival, reply: Reply) -> None:
         """Answer one request. Raises only ``CancelledError``, when the client left."""
@@ -143,6 +146,7 @@ class Pipeline:
         if self._flights.is_draining:
             raise Draining("the gateway is going down", retry_after_s=1)
         admitted = await self._admit(arrival, draft)
+        draft.ask = admitted.ask
         self._link(admitted, arrival.headers, draft)
         self._recorder.admit(draft)
         prompt = await self._prompts.encode(
@@ -250,3 +254,5 @@ class Pipeline:
             self._prompts.answered(draft.served_model or draft.model, agrees=counted == record.usage.prompt_tokens)
         if self._spending is not None:
             self._spending.settle(draft, record)
+        if self._compared is not None and draft.ask is not None:
+            self._compared.take(record, draft.ask, draft.reader)

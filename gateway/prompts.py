@@ -60,6 +60,11 @@ class PromptBook:
         """Tell whether prompts of the model can be encoded."""
         return model in self._encoders
 
+    def template_of(self, model: str) -> str | None:
+        """Return what the model's prompts are rendered with: the template's name and a digest of it."""
+        encoder = self._encoders.get(model)
+        return None if encoder is None else encoder.template_id
+
     async def load(self, model: str, folder: Path, template: str | None) -> bool:
         """Read the model's tokenizer and template, once; ``False``, logged once, where that cannot be done."""
         if model in self._encoders:

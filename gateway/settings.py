@@ -311,7 +311,16 @@ class TracingSettings(_Strict):
     """The trace store and export."""
 
     store: Path | None = None  # None: in ``home``
-    otlp_endpoint: str | None = None
+    # What of a conversation may be written down or exported: nothing, digests, words without what looks like a secret
+    # or names a person, everything. See docs/tracing.md.
+    content: Literal["off", "hashed", "redacted", "full"] = "hashed"
+    compare_bytes: Annotated[int, Field(ge=0)] = 64 << 20  # former requests kept in memory to compare with; 0: none are
+    otlp_endpoint: str | None = None  # http://HOST:4318, or HOST:4317 with grpc
+    otlp_protocol: Literal["http", "grpc"] = "http"
+    otlp_headers: dict[str, SecretStr] = {}
+    otlp_metrics: bool = True  # the conventions' metrics as well, to the same place
+    conventions: Literal["0.1", "1.41"] = "0.1"  # which generation of GenAI names spans and metrics have
+    receive: bool = True  # agents may send spans of their own to /v1/traces
 
 
 class LogSettings(_Strict):

@@ -19,7 +19,7 @@ from enum import StrEnum
 from gateway.diagnosis.compare import compare
 from gateway.diagnosis.redact import redacted
 from gateway.diagnosis.sections import CONVERSATION, SAMPLING, SYSTEM, TOOLS, Kept, digest_of, keep
-from gateway.protocols.base import Ask
+from gateway.protocols.base import AnswerReader, Ask
 from tracing.detail import Comparison, PromptChange, Reproduction, StepDetail
 from tracing.record import RequestRecord
 
@@ -78,7 +78,7 @@ class Remembered:
     reproduction: Reproduction
 
 
-Item = tuple[RequestRecord, Ask, Mapping[str, object] | None]
+Item = tuple[RequestRecord, Ask, AnswerReader | None]
 
 
 class PromptWatch:
@@ -102,14 +102,14 @@ class PromptWatch:
         self._thread = threading.Thread(target=self._run, name="keepwarm-watch", daemon=True)
         self._thread.start()
 
-    def take(self, record: RequestRecord, ask: Ask, answer: Mapping[str, object] | None) -> None:
+    def take(self, record: RequestRecord, ask: Ask, reader: AnswerReader | None) -> None:
         """Note a request that ended; returns at once, and drops it when the queue is full."""
         if record.link is None:
             return
         if len(self._queue) >= self._options.queue_requests:
             self.stats.dropped += 1
             return
-        self._queue.append((record, ask, answer))
+        self._queue.append((record, ask, reader))
         if not self._wake.is_set():
             self._wake.set()
 
@@ -170,9 +170,9 @@ class PromptWatch:
             except IndexError:
                 return
 
-    def _one(self, record: RequestRecord, ask: Ask, answer: Mapping[str, object] | None) -> None:
+    def _one(self, record: RequestRecord, ask: Ask, reader: AnswerReader | None) -> None:
         try:
-            self._deliver(self._detail(record, ask, answer))
+            self._deliver(self._detail(record, ask, None if reader is None else reader.seen.message()))
         except Exception:  # the thread's boundary: one odd request must not end the watch
             _log.exception("the step %s could not be compared", record.request_id)
 
