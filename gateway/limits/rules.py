@@ -1,7 +1,8 @@
-"""Rules and holds: how much of a resource somebody may take, and what one request takes of it.
+"""Rules and takes: how much of a resource somebody may take, and what one request takes of it.
 
-Requests and tokens are counted in minutes of the UTC clock, so that everybody who counts agrees on the window without
-talking; requests at once are counted as they are. A request reserves under all rules that hold for it, or under none.
+Requests and tokens are counted in minutes that begin with those of the UTC clock, so that everybody who counts agrees
+on the window without talking; requests at once are counted as they are. A request takes under all rules that hold for
+it, or under none.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-MINUTE_NS = 60 * 10**9
+WINDOW_S = 60
 
 
 class Resource(StrEnum):
@@ -99,8 +100,8 @@ class CountStore(Protocol):
     async def open(self) -> None:
         """Begin. Never fails for a server that is away."""
 
-    async def reserve(self, takes: Sequence[Take], at_ns: int) -> Verdict:
-        """Count all takes, or none. Raises ``CountsUnavailable``."""
+    async def reserve(self, takes: Sequence[Take]) -> Verdict:
+        """Count all takes, or none. Raises ``CountsUnavailable``, within the store's deadline, and then at once."""
 
     def settle(self, taken: Sequence[Taken], amounts: Sequence[int]) -> None:
         """Replace each amount by what it came to (0: give it back), in the window that it was taken in.
@@ -110,8 +111,3 @@ class CountStore(Protocol):
 
     async def close(self) -> None:
         """Let go, after what was settled is written."""
-
-
-def window_start(at_ns: int) -> int:
-    """Return the first instant of the minute."""
-    return at_ns - at_ns % MINUTE_NS
