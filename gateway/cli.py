@@ -18,6 +18,7 @@ COMMANDS = {
     "attribution": "show who computed what others read, what was lost, wasted and saved, from traces",
     "credits": "post free allowances and what is given back for lost hits",
     "ledger": "verify the ledger, close periods, post corrections",
+    "doctor": "show which hits agents lost, why, what that cost and what would mend it",
     "trace": "list, show and export agent runs, from the trace store",
     "prices": "check and show price books",
     "store": "look at, verify and clear page tiers on disk and in a pool",

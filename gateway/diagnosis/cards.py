@@ -51,6 +51,7 @@ class BreakCard:
     request_id: str
     previous_request_id: str | None
     tenant: str
+    key_id: str
     run_id: str | None
     step: int | None
     at_ns: int
@@ -206,6 +207,7 @@ class _Step:
             request_id=record.request_id,
             previous_request_id=link.previous_request_id if link is not None else None,
             tenant=record.identity.tenant,
+            key_id=record.identity.key_id,
             run_id=link.run_id if link is not None else None,
             step=link.step if link is not None else None,
             at_ns=record.stamps.arrived_ns,

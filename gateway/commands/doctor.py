@@ -1,0 +1,112 @@
+"""``keepwarm doctor``: which hits agents lost, why, what that cost and what would mend it, from traces and ledger."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from billing.errors import BillingError, ReportError
+from billing.ledger_read import LedgerReader
+from billing.prices import PriceBook
+from gateway.commands.arguments import whole_number
+from gateway.commands.report import add_ledger_arguments, ledger_place, parse_moment, settings_of
+from gateway.diagnosis.cards import BreakCard, diagnose
+from gateway.diagnosis.doctor import doctor_json, render_doctor
+from gateway.errors import SettingsError
+from tracing.errors import TracingError
+from tracing.record import RequestRecord
+from tracing.store import RunFilter, TraceStore
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("run_id", nargs="?", metavar="RUN", help="one run, or 'last' (default: all of a time)")
+    add_ledger_arguments(parser)
+    parser.add_argument("--traces", metavar="PATH", help="the trace store to read (default: the settings' one)")
+    parser.add_argument(
+        "--since", default="24h", metavar="TIME", help="requests that came since (default: %(default)s)"
+    )
+    parser.add_argument("--until", metavar="TIME", help="requests that came before it")
+    parser.add_argument("--agent", metavar="NAME", help="only this agent's")
+    parser.add_argument("--tenant", metavar="NAME", help="only this tenant's")
+    parser.add_argument("--limit", type=whole_number(1), default=10, metavar="N", help="(default: %(default)s)")
+    parser.add_argument(
+        "--restart", action="append", default=[], metavar="INSTANCE=TIME", help="an engine began anew then; repeatable"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print it; 0, or 1 where something cannot be read or there is no such run."""
+    try:
+        traces = settings_of(args).trace_path if args.traces is None else Path(args.traces)
+        if not traces.exists():
+            print(f"keepwarm doctor: there is no trace store at {traces}", file=sys.stderr)
+            return 1
+        with LedgerReader(ledger_place(args)) as reader:
+            books = reader.price_books()
+        store = TraceStore(traces, read_only=True)
+        try:
+            found = _cards(store, books, args)
+        finally:
+            store.close()
+    except (BillingError, SettingsError, TracingError) as error:
+        print(f"keepwarm doctor: {error}", file=sys.stderr)
+        return 1
+    if found is None:
+        print(f"keepwarm doctor: there is no run {args.run_id!r}", file=sys.stderr)
+        return 1
+    cards, steps = found
+    if args.json:
+        print(json.dumps(doctor_json(cards, steps, limit=args.limit), indent=2, ensure_ascii=False))
+    else:
+        print(render_doctor(cards, steps, limit=args.limit), end="")
+    return 0
+
+
+def _cards(
+    store: TraceStore, books: dict[str, PriceBook], args: argparse.Namespace
+) -> tuple[list[BreakCard], int] | None:
+    """Return the cards asked for and how many steps were looked at; ``None`` where there is no such run.
+
+    What a run could have hit is judged by everything that came in its time, its neighbours' requests included.
+    """
+    now_ns = time.time_ns()
+    since_ns: int | None = parse_moment(args.since, now_ns)
+    until_ns = None if args.until is None else parse_moment(args.until, now_ns)
+    run: list[RequestRecord] = []
+    if args.run_id is not None:
+        run = _run(store, args.run_id, args.tenant)
+        if not run:
+            return None
+        since_ns, until_ns = run[0].stamps.arrived_ns, max(each.stamps.arrived_ns for each in run) + 1
+    records = list(store.arrived(since_ns, until_ns))
+    ids = [record.request_id for record in records]
+    cards = diagnose(records, store.details(ids), books, restarts=_restarts(args.restart, now_ns))
+    wanted = {record.request_id for record in run or records if _is_wanted(record, args)}
+    return [card for card in cards if card.request_id in wanted], len(wanted)
+
+
+def _is_wanted(record: RequestRecord, args: argparse.Namespace) -> bool:
+    is_agents = args.agent is None or record.labels.get("agent") == args.agent
+    return is_agents and args.tenant in (None, record.identity.tenant)
+
+
+def _run(store: TraceStore, run_id: str, tenant: str | None) -> list[RequestRecord]:
+    if run_id != "last":
+        return store.run(run_id, tenant)
+    newest = store.runs(1, RunFilter(tenant=tenant))
+    return store.run(newest[0].run_id, newest[0].tenant) if newest else []
+
+
+def _restarts(texts: list[str], now_ns: int) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        instance, equals, moment = text.partition("=")
+        if not equals:
+            raise ReportError(f"--restart {text}: write INSTANCE=TIME")
+        found[instance] = (*found.get(instance, ()), parse_moment(moment, now_ns))
+    return found
