@@ -86,6 +86,8 @@ class Gateway:
     ledger: Ledger
     traces: TraceStore
     metrics: Metrics
+    ledger_place: Place
+    compared: PromptWatch | None = None
     processes: dict[str, EmbeddedProcess] = field(default_factory=dict)
 
 
@@ -239,7 +241,19 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
                 tasks.append(group.create_task(process.run(was_ready), name=f"engine {name}"))
             try:
                 async with _listening(app, edge, settings) as (runner_url, stop_listening):
-                    yield Gateway(runner_url, flights, fleet, index, snapshots, ledger, traces, metrics, processes)
+                    yield Gateway(
+                        runner_url,
+                        flights,
+                        fleet,
+                        index,
+                        snapshots,
+                        ledger,
+                        traces,
+                        metrics,
+                        place,
+                        compared,
+                        processes,
+                    )
                     await _drain(flights, settings, stop_listening)
                     await snapshots.save(fleet.feeds)
             finally:
