@@ -226,10 +226,18 @@ class Budgets:
         except BudgetStoreError as error:
             self._note_outage(error)
 
-    async def admit(self, who: Spender, most: Estimate, at_ns: int) -> Ticket:
-        """Reserve ``most`` in every budget that holds. Raises ``BudgetExceeded``, and then nothing is reserved."""
+    @property
+    def are_there(self) -> bool:
+        """Whether there are budgets besides those that come with a request."""
+        return bool(self._budgets)
+
+    async def admit(self, who: Spender, most: Estimate, at_ns: int, own: Sequence[Budget] = ()) -> Ticket:
+        """Reserve ``most`` in every budget that holds. Raises ``BudgetExceeded``, and then nothing is reserved.
+
+        ``own``: budgets that hold for this spender, besides those that are there for all.
+        """
         holds = []
-        for budget in self._budgets:
+        for budget in (*self._budgets, *own):
             if not budget.holds_for(who):
                 continue
             start_ns, end_ns = budget.window.around(at_ns)

@@ -33,6 +33,7 @@ from gateway.access.keeper import KeeperOptions, KeyKeeper
 from gateway.access.roles import Right
 from gateway.admin import Admin
 from gateway.alerts import Webhook
+from gateway.answer_headers import AnswerHeaders
 from gateway.attempt import Attempter
 from gateway.console.instances import instance_row
 from gateway.console.routes import routes as console_routes
@@ -47,6 +48,7 @@ from gateway.home import claimed
 from gateway.http import Edge, EdgeOptions, ShapedRequestHandler, make_app, protocol_log
 from gateway.identity import KeyRing
 from gateway.ledger_metrics import LedgerCollector
+from gateway.limits.limiter import Limiter
 from gateway.models import ModelDirectory
 from gateway.pipeline import Pipeline
 from gateway.pool import keep_alive, own_pool
@@ -177,7 +179,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         counters = LedgerCounters(place)
         stack.callback(counters.close)
         metrics.registry.register(LedgerCollector(counters))
-        spending = await _spending(settings, shelf, stack)
+        spending = await _spending(settings, shelf, keeper, stack)
         pipeline = Pipeline(
             keys=keys,
             models=models,
@@ -190,7 +192,18 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
                 settings.routing.seed,
                 asyncio.get_running_loop().call_later,
             ),
-            attempter=Attempter(client, fleet, linker, prompts, assembly.attempt_options(settings)),
+            attempter=Attempter(
+                client,
+                fleet,
+                linker,
+                prompts,
+                assembly.attempt_options(settings),
+                AnswerHeaders(
+                    recorder.settled,
+                    frozenset(settings.server.answer_headers),
+                    summarizes_streams=settings.server.stream_summary,
+                ),
+            ),
             recorder=recorder,
             flights=flights,
             max_attempts=settings.retry.attempts,
@@ -364,18 +377,20 @@ class _Readiness:
         return None if up else "no instance takes requests"
 
 
-async def _spending(settings: Settings, shelf: PriceShelf, stack: AsyncExitStack) -> Spending | None:
-    """Return the budgets at the door, ``None`` where there are none. They are settled until the stack ends."""
+async def _spending(settings: Settings, shelf: PriceShelf, keeper: KeyKeeper, stack: AsyncExitStack) -> Spending:
+    """Return the limits and budgets at the door. They are settled until the stack ends."""
+    counts = assembly.count_store(settings)
+    await counts.open()
+    stack.push_async_callback(counts.close)
     listed = assembly.budgets_of(settings, shelf.default.currency)
-    if not listed:
-        return None
-    store = await asyncio.to_thread(assembly.budget_store, settings, listed)
+    seeded = [*listed, *keeper.budgets()]
+    store = await asyncio.to_thread(assembly.budget_store, settings, seeded)
     stack.push_async_callback(store.close)
     webhook = settings.billing.alert_webhook
     budgets = Budgets(listed, store, None if webhook is None else Webhook(webhook))
     await budgets.open(time.time_ns())
     await stack.enter_async_context(_settling(budgets))
-    return Spending(budgets, shelf, settings.billing.assumed_output_tokens)
+    return Spending(budgets, shelf, settings.billing.assumed_output_tokens, Limiter(counts))
 
 
 @asynccontextmanager

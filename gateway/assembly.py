@@ -32,7 +32,9 @@ from gateway.diagnosis.watch import ContentPolicy, WatchOptions
 from gateway.errors import SettingsError
 from gateway.fleet import InstanceSpec
 from gateway.identity import Caller, Key, KeyRing, digest_of
-from gateway.limits.rules import Level, LimitRule, Outage, Resource
+from gateway.limits.redis_counts import RedisCounts
+from gateway.limits.rules import CountStore, Level, LimitRule, Outage, Resource
+from gateway.limits.shared_counts import SharedCounts
 from gateway.models import ModelOptions, SpecialTokens
 from gateway.relay import RelayOptions
 from gateway.routing import Rates
@@ -189,6 +191,16 @@ def budget_store(settings: Settings, budgets: Sequence[Budget]) -> BudgetStore:
 
     url = settings.billing.budget_store
     return SqliteBudgetStore(settings.budget_path, seeds()) if url is None else RedisBudgetStore(url, seeds=seeds)
+
+
+def count_store(settings: Settings, worker: int = 0) -> CountStore:
+    """Return where limits are counted, for one worker of those there are."""
+    counts = settings.counts
+    url = counts.url or settings.billing.budget_store
+    if url is not None:
+        return RedisCounts(url, deadline_s=counts.deadline_s)
+    workers = settings.server.workers
+    return SharedCounts(settings.counts_path, worker=worker, workers=workers, deadline_s=counts.deadline_s)
 
 
 def adapter_of(name: str) -> EngineAdapter:

@@ -16,6 +16,7 @@ from engine_adapter.base import OPENAI_ENDPOINTS, Merge
 from engine_adapter.base import Ask as EngineAsk
 from engine_adapter.errors import AnswerTooLong, ConnectFailed, UpstreamBroken
 from engine_adapter.http import UpstreamClient, UpstreamResponse
+from gateway.answer_headers import AnswerHeaders
 from gateway.dispatch import Route
 from gateway.draft import Draft
 from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnusable
@@ -55,10 +56,16 @@ class Attempter:
     """Asks engines and relays their answers."""
 
     def __init__(
-        self, client: UpstreamClient, fleet: Fleet, linker: RunLinker, prompts: PromptBook, options: AttemptOptions
+        self,
+        client: UpstreamClient,
+        fleet: Fleet,
+        linker: RunLinker,
+        prompts: PromptBook,
+        options: AttemptOptions,
+        headers: AnswerHeaders,
     ) -> None:
         self._client, self._fleet, self._linker, self._options = client, fleet, linker, options
-        self._prompts = prompts
+        self._prompts, self._headers = prompts, headers
 
     async def run(self, route: Route, ask: Ask, salt: str | None, draft: Draft, reply: Reply) -> None:
         """Ask the instance of ``route`` and carry its answer to the client, whatever it is.
@@ -161,7 +168,7 @@ class Attempter:
         shown = draft.reader.answer(body)
         self.remember_answer(draft)
         kind = response.headers.get("content-type", "application/json")
-        await reply.send(200, {**self.headers(draft), "content-type": kind}, shown)
+        await reply.send(200, {**self._headers.of(draft, is_whole=True), "content-type": kind}, shown)
         draft.end(Outcome.OK, 200)
 
     async def _stream(self, response: UpstreamResponse, route: Route, writer: StreamWriter, draft: Draft) -> None:
@@ -258,13 +265,7 @@ class Attempter:
 
     def headers(self, draft: Draft) -> dict[str, str]:
         """Return the headers by which a client finds its request again."""
-        headers = {"x-keepwarm-request-id": draft.request_id, **draft.protocol.headers(draft.request_id)}
-        if draft.link is not None:
-            headers["x-keepwarm-run"] = draft.link.run_id
-            headers["x-keepwarm-step"] = str(draft.link.step)
-        if draft.decision is not None:
-            headers["x-keepwarm-instance"] = draft.decision.instance
-        return headers
+        return self._headers.of(draft)
 
 
 _CHAT_PATH = "/v1/chat/completions"

@@ -95,6 +95,13 @@ class Dispatcher:
         watch = self._watch(chosen, prompt, decision)
         return Route(chosen, decision, reservation, self._expect(chosen.id, prompt), watch)
 
+    def foresee(self, model: str, prompt: Prompt | None, body_bytes: int, without: frozenset[str]) -> Decision | None:
+        """Return what would be decided now; nothing is reserved, and chance may decide otherwise."""
+        tokens = prompt.tokens if prompt is not None else body_bytes // BYTES_PER_TOKEN
+        views = self._views(self._fleet.serving(model), prompt, tokens)
+        is_hashed = prompt is not None and prompt.is_exact
+        return decide(views, tokens, self._policy, random.Random(0), hashed=is_hashed, without=without)
+
     def _watch(self, chosen: Instance, prompt: Prompt | None, decision: Decision) -> Watch | None:
         """Return who wants to hear how true the prediction was; nobody where a prompt has no blocks to predict."""
         size = self._index.instances().get(chosen.id)

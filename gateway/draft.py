@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 
 from billing.budgets import Ticket
 from gateway.errors import GatewayError
-from gateway.identity import ANONYMOUS
+from gateway.identity import ANONYMOUS, Caller
+from gateway.limits.limiter import Passage
+from gateway.limits.rules import Taken
 from gateway.prompt_job import Prompt
 from gateway.protocols.base import Answering, AnswerReader, Ask, EndpointProtocol
 from gateway.residency import Watch
 from tracing.messages import MessageChain
 from tracing.record import (
     Attempt,
+    Charge,
     Decision,
     HitSource,
     Identity,
@@ -33,6 +36,15 @@ HEADER_CHARS = 1024
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,128})?", re.ASCII)
 
 
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a request came to, once its answer is there."""
+
+    usage: Usage
+    problems: tuple[str, ...]
+    charge: Charge
+
+
 @dataclass(slots=True)
 class Draft:
     """What is known so far. Times are wall-clock ns, taken from one reading of the wall clock and a monotonic clock."""
@@ -43,6 +55,7 @@ class Draft:
     forwarded: Mapping[str, str] = field(default_factory=dict)  # the protocol's own headers, as the client sent them
     identity: Identity = ANONYMOUS
     is_admitted: bool = False  # a key let it in
+    caller: Caller | None = None
     model: str = ""
     served_model: str = ""
     stream: bool = False
@@ -63,6 +76,9 @@ class Draft:
     marks: PrefixMarks | None = None
     reader: AnswerReader | None = None
     ticket: Ticket = field(default_factory=Ticket)  # what is reserved in budgets
+    passage: Passage | None = None  # what is taken of the caller's limits
+    limits: tuple[Taken, ...] = ()  # how its limits stood, for the client to know
+    settled: Settled | None = None  # once it is known before the request is closed
     watch: Watch | None = None  # wants to know what the last instance reports of the prompt
     outcome: Outcome | None = None
     status: int = 0

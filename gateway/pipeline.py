@@ -31,6 +31,7 @@ from gateway.dispatch import Dispatcher
 from gateway.draft import Draft, forwarded_of, labels_of, traceparent_of
 from gateway.errors import BadRequest, Draining, GatewayError, NoInstance, UpstreamUnusable
 from gateway.flights import Flights
+from gateway.guard import min_hit_of
 from gateway.identity import Caller, KeyRing, effective_salt
 from gateway.marks import prefix_marks
 from gateway.models import ModelDirectory
@@ -163,9 +164,12 @@ class Pipeline:
         draft.marks = prefix_marks(prompt, draft.chain)
         draft.prompt_tokens = prompt.tokens if prompt is not None and prompt.is_counted else None
         draft.counts_checked = draft.counts_checked and prompt is not None and prompt.is_comparable
-        if self._spending is not None:
-            await self._spending.admit(draft, admitted.ask, len(admitted.ask.body))
+        if self._spending is not None and self._spending.holds_for(admitted.caller):
+            await self._spending.admit(draft, admitted.ask, admitted.caller)
         tried, unable = frozenset[str](), self._dispatcher.unable(admitted.model, admitted.ask)
+        if (demand := min_hit_of(arrival.headers)) is not None:
+            foreseen = self._dispatcher.foresee(admitted.model, prompt, len(admitted.ask.body), unable)
+            unable |= demand.cold(foreseen, draft.prompt_tokens)
         trouble: Refused | ConnectFailed | None = None
         while len(tried) < self._max_attempts:
             route = self._dispatcher.route(admitted.model, prompt, len(admitted.ask.body), tried | unable)
@@ -184,7 +188,7 @@ class Pipeline:
 
     async def _admit(self, arrival: Arrival, draft: Draft) -> Admitted:
         caller = self._keys.authenticate(arrival.headers)
-        draft.identity, draft.is_admitted = caller.identity, True
+        draft.identity, draft.is_admitted, draft.caller = caller.identity, True, caller
         body = await arrival.read_body()
         sent = await asyncio.to_thread(scan_body, body) if len(body) > LONG_BODY_BYTES else scan_body(body)
         draft.model = model_of(sent.form.values)

@@ -12,7 +12,7 @@ from billing.ledger import Ledger
 from billing.meter import charge
 from billing.shelf import PriceShelf
 from billing.usage import with_inferred_tiers
-from gateway.draft import Draft
+from gateway.draft import Draft, Settled
 from gateway.errors import LedgerFull
 from tracing.errors import UnstorableRecord
 from tracing.export import SpanExport
@@ -60,8 +60,7 @@ class Recorder:
     def close(self, draft: Draft) -> RequestRecord:
         """Close the request's one record and hand it on. Never raises for a sink that fails; a lost row is an alarm
         that also takes the gateway out of readiness."""
-        usage, problems = _usage_of(draft)
-        record = self._record(draft, usage, problems, draft.outcome or Outcome.ABORTED)
+        record = self._record(draft, self.settled(draft), draft.outcome or Outcome.ABORTED)
         self._compare(record, draft.counts_checked)
         if draft.is_admitted:
             self._keep(record)
@@ -71,13 +70,22 @@ class Recorder:
         _access.info("%s", access_line(record))
         return record
 
+    def settled(self, draft: Draft) -> Settled:
+        """Return what the request came to. Once it has been told to the client, the record says the same."""
+        if draft.settled is None:
+            usage, problems = _usage_of(draft)
+            draft.settled = Settled(usage, problems, self._charge(draft, usage))
+        return draft.settled
+
     def admit(self, draft: Draft) -> None:
         """Note in the ledger's journal what will stand for the request if this process dies before ``close``.
 
         Raises ``LedgerFull`` when its bill might be lost: then nobody may be asked for an answer.
         """
         try:
-            self._ledger.admit(self._record(draft, Usage(source=UsageSource.MISSING), (), Outcome.DIED))
+            usage = Usage(source=UsageSource.MISSING)
+            if_lost = Settled(usage, (), self._charge(draft, usage))
+            self._ledger.admit(self._record(draft, if_lost, Outcome.DIED))
         except LedgerFullError as error:
             self._has_failed, draft.is_admitted = True, False
             raise LedgerFull("what this request costs cannot be written down now", retry_after_s=5) from error
@@ -85,7 +93,7 @@ class Recorder:
             self._has_failed = True
             _log.critical("the ledger did not note that %s was admitted: %s", draft.request_id, error)
 
-    def _record(self, draft: Draft, usage: Usage, problems: tuple[str, ...], outcome: Outcome) -> RequestRecord:
+    def _record(self, draft: Draft, settled: Settled, outcome: Outcome) -> RequestRecord:
         return RequestRecord(
             request_id=draft.request_id,
             endpoint=draft.endpoint,
@@ -96,8 +104,8 @@ class Recorder:
             stamps=draft.stamps(),
             outcome=outcome,
             status=draft.status,
-            usage=usage,
-            charge=self._charge(draft, usage),
+            usage=settled.usage,
+            charge=settled.charge,
             link=draft.link,
             decision=draft.decision,
             attempts=tuple(draft.attempts),
@@ -109,10 +117,10 @@ class Recorder:
             finish_reason=draft.reader.seen.finish_reason if draft.reader is not None else None,
             labels=draft.labels,
             traceparent=draft.traceparent,
-            usage_problems=problems,
+            usage_problems=settled.problems,
             prefix=draft.marks,
             message_tip=draft.message_tip,
-            prompt=draft.prompt_note(usage),
+            prompt=draft.prompt_note(settled.usage),
         )
 
     def _charge(self, draft: Draft, usage: Usage) -> Charge:

@@ -1,4 +1,5 @@
-"""Budgets at the door: the most that a request may cost is reserved before an engine sees it, and settled after."""
+"""Limits and budgets at the door: the most that a request may come to is taken before an engine sees it, and settled
+after."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from billing.shelf import PriceShelf
 from gateway.dispatch import BYTES_PER_TOKEN
 from gateway.draft import Draft
 from gateway.errors import OverBudget
+from gateway.identity import Caller
+from gateway.limits.limiter import Limited, Limiter
 from gateway.protocols.base import Ask
 from tracing.record import Charge, RequestRecord, Usage, UsageSource
 
@@ -23,19 +26,37 @@ MOST_OUTPUT_TOKENS = 1 << 32
 class Spending:
     """What the pipeline asks. ``assumed_output_tokens`` is reserved where a request names no limit of its own."""
 
-    def __init__(self, budgets: Budgets, shelf: PriceShelf, assumed_output_tokens: int) -> None:
-        self._budgets, self._shelf, self._assumed = budgets, shelf, assumed_output_tokens
+    def __init__(self, budgets: Budgets, shelf: PriceShelf, assumed_output_tokens: int, limiter: Limiter) -> None:
+        self._budgets, self._shelf, self._assumed, self._limiter = budgets, shelf, assumed_output_tokens, limiter
 
-    async def admit(self, draft: Draft, ask: Ask, body_bytes: int) -> None:
-        """Reserve; the draft carries the ticket. Raises ``OverBudget``."""
-        identity = draft.identity
-        who = Spender(identity.tenant, identity.team, identity.key_id, draft.served_model)
-        prompt = draft.prompt_tokens if draft.prompt_tokens is not None else body_bytes // BYTES_PER_TOKEN
+    def holds_for(self, caller: Caller) -> bool:
+        """Tell whether anything is limited for this caller; where not, a request need not come here at all."""
+        return bool(caller.limits or caller.budgets or self._budgets.are_there)
+
+    async def admit(self, draft: Draft, ask: Ask, caller: Caller) -> None:
+        """Take of the caller's limits and reserve in its budgets; the draft carries both.
+
+        Raises ``OverLimit`` and ``OverBudget``.
+        """
+        prompt = draft.prompt_tokens if draft.prompt_tokens is not None else len(ask.body) // BYTES_PER_TOKEN
         output = self._output_tokens(ask)
+        if caller.limits:
+            try:
+                draft.passage = await self._limiter.enter(caller.limits, prompt + output)
+            except Limited as error:
+                draft.limits = error.found
+                raise
+            draft.limits = tuple(draft.passage.taken)
+        if caller.budgets or self._budgets.are_there:
+            await self._reserve(draft, prompt, output, caller)
+
+    async def _reserve(self, draft: Draft, prompt: int, output: int, caller: Caller) -> None:
+        identity = caller.identity
+        who = Spender(identity.tenant, identity.team, identity.key_id, draft.served_model)
         cost = self._most(draft, prompt, output)
         estimate = Estimate(prompt + output, cost.amount_nano, cost.currency)
         try:
-            draft.ticket = await self._budgets.admit(who, estimate, draft.arrived_ns)
+            draft.ticket = await self._budgets.admit(who, estimate, draft.arrived_ns, caller.budgets)
         except BudgetExceeded as error:
             wait_s = max((error.until_ns - time.time_ns()) // 10**9, 1)
             raise OverBudget(f"budget {error.budget!r}: {error.why}", retry_after_s=wait_s) from None
@@ -58,9 +79,13 @@ class Spending:
         return max(bills, key=lambda bill: bill.amount_nano or 0)  # a class without a price cannot be billed
 
     def settle(self, draft: Draft, record: RequestRecord) -> None:
-        """Hand over what the request came to. Nothing computed: all is given back, the call as well."""
+        """Hand over what the request came to. Nothing computed: all is given back, budgets' calls as well."""
         usage, cost = record.usage, record.charge
         nothing = usage.source is UsageSource.NONE
+        if draft.passage is not None:
+            draft.passage.settle(None if usage.source is UsageSource.MISSING else usage.total_tokens)
+        if not draft.ticket.holds:
+            return
         came_to = Estimate(usage.total_tokens, cost.amount_nano, cost.currency, calls=0 if nothing else 1)
         self._budgets.settle_soon(draft.ticket, came_to)
 

@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from billing.budgets import Budget
 from gateway.access.errors import AccessError
-from gateway.access.keys import Rules, stored_keys, with_stored
+from gateway.access.keys import Rules, stored_budgets, stored_keys, with_stored
 from gateway.access.records import Snapshot
 from gateway.access.store import AccessStore
 from gateway.identity import Key, KeyRing
@@ -48,6 +49,7 @@ class KeyKeeper:
         self._store, self._ring, self._fixed, self._rules = store, ring, fixed, rules
         self._currency, self._options, self._clock = currency, options or KeeperOptions(), clock
         self._version: int | None = None
+        self._snapshot: Snapshot | None = None
         self._read_at = clock()
         self._is_away = False
         self._lock = asyncio.Lock()
@@ -64,12 +66,16 @@ class KeyKeeper:
                 return None
             if snapshot is not None and keys is not None:
                 self._ring.replace(*keys, is_used=snapshot.is_used)
-                self._version = snapshot.version
+                self._version, self._snapshot = snapshot.version, snapshot
             if self._is_away:
                 self._is_away = False
                 _log.warning("the store of keys is read again")
             self._read_at, self._ring.is_trusted = self._clock(), True
             return snapshot
+
+    def budgets(self) -> list[Budget]:
+        """Return every limit of money that the store held when it was last read."""
+        return [] if self._snapshot is None else stored_budgets(self._snapshot, self._currency)
 
     def _keys(self, snapshot: Snapshot) -> tuple[list[Key], list[Key]]:
         fixed = [
