@@ -27,15 +27,14 @@ by up to a quarter corrects nothing, and their errors are counted apart.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from array import array
 from dataclasses import dataclass, field
-from itertools import accumulate, groupby, takewhile
 
 import numpy as np
 
 from kvstore.page import Tier
-from radix_index.base import Hashes, Knowledge, PrefixIndex
+from radix_index.base import HashArray, Hashes, Knowledge, PrefixIndex
+from radix_index.recency import Recency, Uses
 
 
 @dataclass(slots=True)
@@ -84,7 +83,7 @@ class PredictionStats:
 class Expectation:
     """What was expected of one request when it was routed, at ``clock``.
 
-    ``known_blocks`` and ``uses``, runs of (blocks, when they were last used), are of just before it was computed.
+    ``uses``, when each of the leading resident blocks was last used, are of just before it was computed.
     """
 
     hashes: Hashes
@@ -94,8 +93,7 @@ class Expectation:
     clock: int
     tail_blocks: int = 0
     is_approximate: bool = False
-    known_blocks: int = 0
-    uses: list[tuple[int, int]] = field(default_factory=list)
+    uses: Uses = field(default_factory=lambda: np.empty(0, np.int64))
     is_computed: bool = False
 
     @property
@@ -103,10 +101,14 @@ class Expectation:
         """How far an answer may be off without proving anything."""
         return len(self.hashes) // 4 + 1 if self.is_approximate else 0
 
+    @property
+    def known_blocks(self) -> int:
+        """How many of the leading blocks were resident."""
+        return len(self.uses)
+
     def last_use_of(self, position: int) -> int:
         """Return when the block at this position, one of those known, had been used last before it was routed."""
-        ends = accumulate(blocks for blocks, _ in self.uses)
-        return next(min(use, self.clock) for end, (_, use) in zip(ends, self.uses, strict=True) if position < end)
+        return min(int(self.uses[position]), self.clock)
 
 
 @dataclass(slots=True)
@@ -114,8 +116,8 @@ class PredictedResidency:
     """One engine's predicted device cache. At most ``limit_tokens`` (default: twice the capacity) are remembered.
 
     For each request: ``expect`` when it is routed, ``computed`` at its first token, ``answered`` when its usage is
-    known; an answer that never comes needs no call. ``expect`` costs a match, ``computed`` O(blocks of the prompt);
-    forgetting is paid for by the blocks that came.
+    known; an answer that never comes needs no call. ``expect`` costs a match, ``computed`` two look-ups of the prompt's
+    blocks in compiled loops; forgetting is paid for by the blocks that came.
     """
 
     index: PrefixIndex
@@ -128,7 +130,7 @@ class PredictedResidency:
     approximate_stats: PredictionStats = field(default_factory=PredictionStats)
     capacity_blocks: int = field(init=False)  # as learned so far
     limit_blocks: int = field(init=False)
-    _used: OrderedDict[int, int] = field(default_factory=OrderedDict, init=False)  # block → last use; oldest first
+    _used: Recency = field(default_factory=Recency, init=False)
     _tails: dict[int, int] = field(default_factory=dict, init=False)  # a prompt's last block → blocks of its answer
     _clock: int = field(default=0, init=False)
     _life: int = field(default=0, init=False)
@@ -162,13 +164,14 @@ class PredictedResidency:
         if expectation.is_computed or expectation.life != self._life:
             return
         expectation.is_computed = True
-        hashes = _listed(expectation.hashes)
-        run = self._leading_uses(hashes)
-        expectation.known_blocks = len(run)
-        expectation.uses = [(sum(1 for _ in group), use) for use, group in groupby(run)]
+        hashes = _as_array(expectation.hashes)
+        uses = self._used.uses(hashes)
+        gone = np.flatnonzero(uses == 0)
+        expectation.uses = uses[: gone[0]] if len(gone) else uses
         if expectation.tail_blocks:
-            self._tails.pop(hashes[expectation.blocks - 1], None)  # its blocks have names from now on
-        self._touch(hashes)
+            self._tails.pop(int(hashes[expectation.blocks - 1]), None)  # its blocks have names from now on
+        told = min(expectation.blocks, len(expectation.uses))  # the index had these when it was asked, and they stay
+        self._touch(hashes, told)
 
     def answered(
         self,
@@ -208,7 +211,7 @@ class PredictedResidency:
         if reported < min(resident, expectation.known_blocks) - expectation.tolerance_blocks:
             self._shorten(expectation, reported)
         elif reported > known + expectation.tolerance_blocks:
-            self._extend(reported - known, _listed(expectation.hashes))
+            self._extend(reported - known, _as_array(expectation.hashes))
 
     def restarted(self) -> None:
         """The engine lost its cache. What is still on its way from its former life is ignored."""
@@ -221,27 +224,18 @@ class PredictedResidency:
     def check(self) -> None:
         """Verify the bounds and the order of ages; raises ``AssertionError``. O(blocks)."""
         assert len(self._used) <= max(self.capacity_blocks, 0) <= self.limit_blocks
-        assert self._tails.keys() <= self._used.keys()
-        uses = list(self._used.values())
-        assert uses == sorted(uses)
+        assert all(block in self._used for block in self._tails)
+        self._used.check()
 
-    def _leading_uses(self, hashes: Sequence[int]) -> list[int]:
-        """Return when each block of the leading resident run was last used."""
-        run = []
-        for block in hashes:
-            use = self._used.get(block)
-            if use is None:
-                break
-            run.append(use)
-        return run
+    def _touch(self, hashes: HashArray, told: int) -> None:
+        """The blocks are used now, the last one first, so that suffixes are older than their prefixes.
 
-    def _touch(self, hashes: Sequence[int]) -> None:
-        """The blocks are used now, the last one first, so that suffixes are older than their prefixes."""
+        The index has the first ``told`` of them.
+        """
         self._clock += 1
-        for block in reversed(hashes):
-            self._used[block] = self._clock
-            self._used.move_to_end(block)
-        self.index.stored(self.instance, Tier.DEVICE, hashes)
+        self._used.touch(hashes, self._clock)
+        if told < len(hashes):
+            self.index.stored(self.instance, Tier.DEVICE, hashes[told:])
         self._trim()
 
     def _trim(self) -> None:
@@ -250,27 +244,33 @@ class PredictedResidency:
     def _forget(self, count: int) -> None:
         """Forget so many blocks, the oldest first."""
         if count > 0:
-            gone = [self._used.popitem(last=False)[0] for _ in range(count)]
-            for block in gone:
+            self._gone(self._used.pop_oldest(count))
+
+    def _gone(self, blocks: HashArray) -> None:
+        if self._tails:
+            for block in blocks.tolist():
                 self._tails.pop(block, None)
-            self.index.removed(self.instance, Tier.DEVICE, gone)
+        if len(blocks):
+            self.index.removed(self.instance, Tier.DEVICE, blocks)
 
     def _shorten(self, expectation: Expectation, reported: int) -> None:
         """The block after ``reported`` was gone: so is all that was last used when it was, or before."""
         last_use = expectation.last_use_of(reported)
-        self._forget(sum(1 for _ in takewhile(lambda use: use <= last_use, self._used.values())))
+        self._gone(self._used.pop_until(last_use))
         brought = len(expectation.hashes) - reported
         newer = max(len(self._used) - brought, len(expectation.hashes))
         if newer < self.capacity_blocks:
             self.capacity_blocks = (self.capacity_blocks + newer) // 2
             self._trim()
 
-    def _extend(self, found: int, hashes: Sequence[int]) -> None:
+    def _extend(self, found: int, hashes: HashArray) -> None:
         """Blocks that we had forgotten were still there."""
         self.capacity_blocks = min(self.capacity_blocks + found, self.limit_blocks)
-        if any(block not in self._used for block in hashes):
-            self._touch(hashes)
+        if not self._used.uses(hashes).all():
+            self._touch(hashes, 0)
 
 
-def _listed(hashes: Hashes) -> list[int]:
-    return hashes.tolist() if isinstance(hashes, np.ndarray) else list(hashes)
+def _as_array(hashes: Hashes) -> HashArray:
+    if isinstance(hashes, np.ndarray):
+        return np.ascontiguousarray(hashes, np.uint64)
+    return np.frombuffer(array("Q", hashes), np.uint64)

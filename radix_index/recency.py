@@ -1,0 +1,145 @@
+"""Which of many blocks were used longest ago, when they are used a whole prompt at a time.
+
+An ordered dictionary would be moved about in once for each block; here a prompt of thousands of blocks is one call into
+compiled loops. Each use is a *generation*: the rows that it touched, in the order in which they would go. A row belongs
+to the generation whose clock stands in its column, and is passed over in all earlier ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from radix_index.base import HashArray
+from radix_index.kernels import COMPILED, NO_ROW, U32
+from radix_index.table import DictTable, FlatTable, Table
+
+Uses = npt.NDArray[np.int64]
+_GROWTH = 1.5
+_SPARE_ROWS = 1 << 14
+_NEVER = 0
+
+
+@dataclass(slots=True)
+class _Generation:
+    clock: int
+    rows: U32
+
+
+class Recency:
+    """Blocks in the exact order of their last use; of one use the last block is the oldest. Clocks begin at 1."""
+
+    def __init__(self, *, compiled: bool = COMPILED is not None) -> None:
+        self._table: Table = FlatTable() if compiled else DictTable()
+        self._uses: Uses = np.zeros(self._table.capacity, np.int64)  # by row: the clock, or _NEVER
+        self._generations: deque[_Generation] = deque()
+        self._queued = 0  # rows in all generations
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __contains__(self, block: int) -> bool:
+        return bool(self.uses(np.array([block], np.uint64))[0])
+
+    def uses(self, blocks: HashArray) -> Uses:
+        """Return when each block was last used; 0 for those that are not there."""
+        rows = self._table.find(blocks)
+        known = rows != NO_ROW
+        if known.all():
+            return self._uses[rows]
+        found = np.zeros(len(rows), np.int64)
+        found[known] = self._uses[rows[known]]
+        return found
+
+    def touch(self, blocks: HashArray, clock: int) -> None:
+        """The blocks are used now. ``clock`` must be later than all before."""
+        self._make_room(len(blocks))
+        rows = self._table.upsert(blocks)
+        self._uses[rows] = clock
+        self._generations.append(_Generation(clock, rows[::-1]))
+        self._queued += len(rows)
+        if self._queued > 4 * len(self._table) + _SPARE_ROWS:
+            self._pass_over()
+
+    def pop_oldest(self, count: int) -> HashArray:
+        """Take out so many blocks, those whose last use is longest ago; return them."""
+        taken: list[U32] = []
+        while count > 0 and self._generations:
+            oldest = self._generations[0]
+            rows = self._live(oldest)
+            self._queued -= len(oldest.rows)
+            if len(rows) <= count:
+                self._generations.popleft()
+            else:
+                oldest.rows = rows[count:]
+                self._queued += len(oldest.rows)
+                rows = rows[:count]
+            self._uses[rows] = _NEVER
+            taken.append(rows)
+            count -= len(rows)
+        return self._erase(taken)
+
+    def pop_until(self, clock: int) -> HashArray:
+        """Take out all blocks that were last used at ``clock`` or before; return them."""
+        taken: list[U32] = []
+        while self._generations and self._generations[0].clock <= clock:
+            oldest = self._generations.popleft()
+            self._queued -= len(oldest.rows)
+            rows = self._live(oldest)
+            self._uses[rows] = _NEVER
+            taken.append(rows)
+        return self._erase(taken)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._table = type(self._table)()
+        self._uses = np.zeros(self._table.capacity, np.int64)
+        self._generations.clear()
+        self._queued = 0
+
+    def check(self) -> None:
+        """Verify the table and that each block stands in its generation; raises ``AssertionError``. O(blocks)."""
+        self._table.check()
+        live = self._table.live_rows()
+        standing = [rows for each in self._generations if len(rows := self._live(each))]
+        assert np.array_equal(np.sort(np.concatenate(standing)) if standing else live[:0], live)
+        clocks = [each.clock for each in self._generations]
+        assert clocks == sorted(set(clocks))
+        assert self._queued == sum(len(each.rows) for each in self._generations)
+
+    def _live(self, generation: _Generation) -> U32:
+        """Return the rows that were not used since, each once."""
+        rows: U32 = generation.rows[self._uses[generation.rows] == generation.clock]
+        if len(rows) > 1:
+            _, first = np.unique(rows, return_index=True)
+            if len(first) < len(rows):
+                rows = rows[np.sort(first)]
+        return rows
+
+    def _erase(self, taken: list[U32]) -> HashArray:
+        if not taken:
+            return np.empty(0, np.uint64)
+        rows = np.concatenate(taken)
+        blocks: HashArray = self._table.keys[rows].copy()
+        self._table.erase(rows)
+        return blocks
+
+    def _pass_over(self) -> None:
+        """Drop what later generations have taken over."""
+        kept = [_Generation(each.clock, self._live(each)) for each in self._generations]
+        self._generations = deque(each for each in kept if len(each.rows))
+        self._queued = sum(len(each.rows) for each in self._generations)
+
+    def _make_room(self, count: int) -> None:
+        table = self._table
+        while not table.has_room(count):
+            if table.needs_cells(count):
+                table.double_cells()
+                continue
+            table.extend(max(int(table.capacity * _GROWTH), len(table) + count))
+            self._uses = np.concatenate([self._uses, np.zeros(table.capacity - len(self._uses), np.int64)])
+        if table.is_crowded:
+            table.double_cells()
