@@ -93,7 +93,7 @@ class Dispatcher:
         view = next(view for view in views if view.instance == decision.instance)
         reservation = chosen.load.reserve(view.fresh_tokens(tokens))
         watch = self._watch(chosen, prompt, decision)
-        return Route(chosen, decision, reservation, self._expect(chosen.id, prompt), watch)
+        return Route(chosen, decision, reservation, self._expect(view, prompt), watch)
 
     def foresee(self, model: str, prompt: Prompt | None, body_bytes: int, without: frozenset[str]) -> Decision | None:
         """Return what would be decided now; nothing is reserved, and chance may decide otherwise."""
@@ -115,13 +115,14 @@ class Dispatcher:
             return watch_prediction(chosen.predicted, expectation)
         return watch_events(chosen.scores["events"], decision.predicted_hit_tokens, size) if decision.exact else None
 
-    def _expect(self, instance: str, prompt: Prompt | None) -> Callable[[], None]:
-        """Let the index expect the prompt's blocks there; return what ends that."""
-        size = self._index.instances().get(instance)
+    def _expect(self, chosen: InstanceView, prompt: Prompt | None) -> Callable[[], None]:
+        """Let the index expect the prompt's blocks there, but for those that it finds there; return what ends that."""
+        size = self._index.instances().get(chosen.instance)
         hashes = prompt.hashes.get(size, ()) if prompt is not None and size is not None else ()
-        if not len(hashes):
-            return lambda: None
-        ticket = self._index.reserve(instance, hashes)
+        new = hashes[chosen.matched_blocks :]
+        if not len(new):
+            return _nothing
+        ticket = self._index.reserve(chosen.instance, new)
 
         def forget() -> None:
             self._later(EVENTS_LAG_S, lambda: self._index.release(ticket))
@@ -136,8 +137,9 @@ class Dispatcher:
         views = []
         for instance in instances:
             match = matches.get(instance.id)
-            hits, pending = NO_HITS, 0
+            hits, pending, matched = NO_HITS, 0, 0
             if match is not None:
+                matched = match.blocks
                 size, blocks = sizes[instance.id], match.tier_blocks
                 if instance.predicted is not None and prompt is not None:
                     tail = instance.predicted.tail_blocks(prompt.hashes[size], match.blocks)
@@ -156,6 +158,11 @@ class Dispatcher:
                     healthy=instance.takes_requests,
                     exact=match is not None and match.knowledge is Knowledge.COMPLETE,
                     pending_tokens=pending,
+                    matched_blocks=matched,
                 )
             )
         return views
+
+
+def _nothing() -> None:
+    """Nothing is to be forgotten."""

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 from engine_adapter.errors import ConnectFailed
 from gateway.attempt import LONG_BODY_BYTES, Attempter, Refused
+from gateway.beginnings import Beginning, BodyMemo, Words, words_of
 from gateway.diagnosis.watch import PromptWatch
 from gateway.dispatch import Dispatcher
 from gateway.draft import Draft, forwarded_of, labels_of, traceparent_of
@@ -41,7 +42,6 @@ from gateway.recorder import Recorder
 from gateway.relay import ClientGone, Reply
 from gateway.sessions import session_of
 from gateway.spending import Spending
-from tracing.messages import MessageChain, message_chain, new_tool_result_ids, tool_result_ids
 from tracing.record import Outcome, UsageSource
 from tracing.runs import RunEvidence, RunLinker
 
@@ -64,15 +64,6 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
-    """What a conversation says of the run that it belongs to."""
-
-    chain: MessageChain
-    result_ids: tuple[str, ...]
-    new_result_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Admitted:
     """A request after stages 1 and 2."""
 
@@ -83,11 +74,12 @@ class Admitted:
     salt: str | None
 
 
-def _read(protocol: EndpointProtocol, sent: Sent, past: object) -> tuple[Ask, Words]:
+def _read(protocol: EndpointProtocol, sent: Sent, past: object, known: Beginning | None) -> tuple[Ask, Words]:
     """Stages 1 and half of 3: all that is linear in the body and needs nothing but it. Raises ``BadRequest``."""
     ask = protocol.read(sent, past)
     messages = (ask.messages if ask.linked is None else ask.linked) or ()
-    return ask, Words(message_chain(messages), tool_result_ids(messages), new_tool_result_ids(messages))
+    is_as_sent = known is not None and messages is sent.form.values.get(known.opening.name)
+    return ask, words_of(messages, known if is_as_sent else None)
 
 
 class Pipeline:
@@ -112,6 +104,7 @@ class Pipeline:
         self._keys, self._models, self._linker, self._prompts = keys, models, linker, prompts
         self._dispatcher, self._attempter, self._recorder, self._flights = dispatcher, attempter, recorder, flights
         self._max_attempts, self._spending, self._compared = max_attempts, spending, compared
+        self._bodies = BodyMemo()
 
     async def handle(self, arrival: Arrival, reply: Reply) -> None:
         """Answer one request. Raises only ``CancelledError``, when the client left."""
@@ -190,19 +183,28 @@ class Pipeline:
         caller = self._keys.authenticate(arrival.headers)
         draft.identity, draft.is_admitted, draft.caller = caller.identity, True, caller
         body = await arrival.read_body()
-        sent = await asyncio.to_thread(scan_body, body) if len(body) > LONG_BODY_BYTES else scan_body(body)
+        protocol, tenant = arrival.protocol, caller.identity.tenant
+        owner, grows = (tenant, protocol.endpoint), protocol.grows
+        known = self._bodies.find(owner, body) if grows is not None else None
+        opening = known.opening if known is not None else None
+        is_long = len(body) - (opening.length if opening is not None else 0) > LONG_BODY_BYTES
+        if is_long:
+            sent = await asyncio.to_thread(scan_body, body, grows, opening)
+        else:
+            sent = scan_body(body, grows, opening)
         draft.model = model_of(sent.form.values)
         model = self._models.resolve(draft.model, caller)
         draft.served_model, draft.counts_checked = model, self._models.options(model).counts_checked
-        ask, words = await self._read(arrival.protocol, sent, caller)
+        past = await protocol.past(sent.form, tenant)
+        is_told = known is not None and known.chain is not None  # else all of it is looked at, message by message
+        if past is not None or (len(body) > LONG_BODY_BYTES and (is_long or not is_told)):
+            ask, words = await asyncio.to_thread(_read, protocol, sent, past, known)
+        else:
+            ask, words = _read(protocol, sent, past, known)
+        if grows is not None:
+            self._bodies.keep(owner, sent, grows, known, words if ask.messages is sent.form.values.get(grows) else None)
         draft.stream, draft.salted = ask.stream, ask.cache_salt is not None
         return Admitted(ask, words, caller, model, effective_salt(caller, ask.cache_salt))
-
-    async def _read(self, protocol: EndpointProtocol, sent: Sent, caller: Caller) -> tuple[Ask, Words]:
-        past = await protocol.past(sent.form, caller.identity.tenant)
-        if len(sent.body) > LONG_BODY_BYTES or past is not None:
-            return await asyncio.to_thread(_read, protocol, sent, past)
-        return _read(protocol, sent, past)
 
     def _link(self, admitted: Admitted, headers: Mapping[str, str], draft: Draft) -> None:
         words = admitted.words

@@ -248,9 +248,9 @@ def wire_of(ask: Ask, body: bytes) -> Wire | None:
     member = next((member for member in reversed(ask.form.members) if member.name == "messages"), None)
     if len(body) < WIRE_BYTES or member is None:
         return None
-    text = ask.form.text
-    if text.isascii():
+    if body.isascii():
         return Wire(body, member.start, member.end)
+    text = ask.form.text
     return Wire(body, len(text[: member.start].encode()), len(body) - len(text[member.end :].encode()))
 
 

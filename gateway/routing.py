@@ -70,6 +70,7 @@ class InstanceView(
     healthy: bool = True
     exact: bool = True
     pending_tokens: int = 0
+    matched_blocks: int = 0  # of the prompt, found there by the index, whatever they are good for
 
     def fresh_tokens(self, prompt_tokens: int) -> int:
         """Return what would have to be computed there for this prompt alone."""

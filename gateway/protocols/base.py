@@ -18,7 +18,7 @@ from engine_adapter.base import EngineAdapter, Merge
 from gateway.errors import BadRequest, GatewayError
 from gateway.protocols.chat_request import chat_form
 from gateway.protocols.dialog import Dialog
-from gateway.protocols.form import Form, FormError, Raw, scan
+from gateway.protocols.form import Form, FormError, Opening, Raw, scan, scan_on
 from gateway.protocols.seen import Seen
 
 MAX_MODEL_CHARS = 256
@@ -128,6 +128,10 @@ class EndpointProtocol(Protocol):
         """Where engines that speak it have it."""
 
     @property
+    def grows(self) -> str | None:
+        """The member that is the conversation, an array that longer requests begin with; ``None`` where none is."""
+
+    @property
     def forwarded(self) -> tuple[str, ...]:
         """Headers that belong to the protocol: engines that speak it get them as the client sent them."""
 
@@ -211,10 +215,13 @@ def untranslatable_ask(
     )
 
 
-def scan_body(body: bytes) -> Sent:
-    """Read a body's members. Raises ``BadRequest`` for what is no JSON object."""
+def scan_body(body: bytes, grows: str | None = None, opening: Opening | None = None) -> Sent:
+    """Read a body's members; of one that begins with ``opening``, the rest. Raises ``BadRequest`` for no JSON object.
+
+    ``grows``: see ``scan``.
+    """
     try:
-        return Sent(scan(body), body)
+        return Sent(scan(body, grows) if opening is None else scan_on(body, opening), body)
     except FormError as error:
         raise BadRequest(f"We could not parse the JSON body of your request: {error}", code="invalid_json") from None
 

@@ -70,6 +70,7 @@ class Embeddings(OpenAIShape):
     endpoint: str = "embeddings"
     path: str = "/v1/embeddings"
     forwarded: tuple[str, ...] = ()
+    grows: str | None = None
 
     async def past(self, form: Form, tenant: str) -> None:
         """Nothing: each request says everything."""

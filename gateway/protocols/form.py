@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]  # public in the library, missing in its stubs
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _KEEP = object()
+_Read = TypeVar("_Read")
 _CONTAINERS = frozenset({dict, list})  # a parser's values are of no other kinds
 MAX_MEMBERS = 4096
 MAX_DEPTH = 128
@@ -61,15 +62,28 @@ class Member:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
 class Form:
-    """One JSON object: its text from ``{`` at ``start`` to ``}`` before ``end``, its members, their values by name."""
+    """One JSON object: its text from ``{`` at ``start`` to ``}`` before ``end``, its members, their values by name.
 
-    text: str
-    start: int
-    end: int
-    members: tuple[Member, ...]
-    values: Mapping[str, object]
+    ``ends`` bounds the elements of the array that was asked for: the end of each that was read now. Immutable.
+    """
+
+    __slots__ = ("_text", "end", "ends", "members", "start", "values")
+
+    def __init__(
+        self, text: str | bytes, start: int, end: int, members: Sequence[Member], ends: Sequence[int] = ()
+    ) -> None:
+        """``text`` may be given as it was sent; it is decoded when it is needed."""
+        self._text, self.start, self.end, self.ends = text, start, end, ends
+        self.members = tuple(members)
+        self.values: Mapping[str, object] = {member.name: member.value for member in members}
+
+    @property
+    def text(self) -> str:
+        """The whole text in which the object stands."""
+        if isinstance(self._text, bytes):
+            self._text = self._text.decode()
+        return self._text
 
     def edited(self, edits: Mapping[str, object], *, drop: frozenset[str] = frozenset()) -> str:
         """Return the object's text with each named member replaced, or appended where new, and ``drop`` taken out.
@@ -110,23 +124,66 @@ def _printed(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def scan(body: bytes) -> Form:
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How an object's text begins that was read before: up to the end of an element of one of its arrays."""
+
+    object_start: int
+    members: tuple[Member, ...]
+    """The members before the array."""
+    name: str
+    key_start: int
+    start: int
+    """Where the array's name and value stand."""
+    items: Sequence[object]
+    """The elements up to here."""
+    chars: int
+    length: int
+    """How many characters, and bytes, that is."""
+
+
+def scan(body: bytes, grows: str | None = None) -> Form:
     """Read a body. Raises ``FormError`` for text that is not UTF-8, not JSON, or not an object.
 
-    It is stricter than ``json.loads`` in what nothing behind it could store or encode: half a surrogate pair, and more
-    than ``MAX_DEPTH`` levels.
+    ``grows`` names the array whose elements' ends are wanted. It is stricter than ``json.loads`` in what nothing
+    behind it could store or encode: half a surrogate pair, and more than ``MAX_DEPTH`` levels.
     """
+    text = _decoded(body)
+    form = scan_text(text, grows=grows)
+    _refuse_odd(text, [member.name for member in form.members], [member.value for member in form.members])
+    return form
+
+
+def scan_on(body: bytes, opening: Opening) -> Form:
+    """Do what ``scan`` does for a body that begins with ``opening``. O(what follows), and a copy of the items."""
+    tail = _decoded(body, opening.length)
+    scanner = _Scanner(tail, opening.chars, opening.name)
+    items, known = list(opening.items), len(opening.items)
+
+    def read() -> int:
+        scanner.members += opening.members
+        at = scanner.elements(items, 0, scanner.ends)
+        scanner.members.append(Member(opening.name, items, opening.key_start, opening.start, at + opening.chars))
+        return scanner.whole(scanner.rest(at))
+
+    end = _saying_what(read, opening.chars)
+    new = scanner.members[len(opening.members) + 1 :]
+    _refuse_odd(tail, [member.name for member in new], [items[known:], *(member.value for member in new)])
+    return Form(body, opening.object_start, end, scanner.members, scanner.ends)
+
+
+def _decoded(body: bytes, start: int = 0) -> str:
     try:
-        text = body.decode()
+        return body[start:].decode() if start else body.decode()
     except UnicodeDecodeError as error:
-        raise FormError(f"the body is not UTF-8 (byte {error.start})") from None
-    form = scan_text(text)
-    values = [member.value for member in form.members]
+        raise FormError(f"the body is not UTF-8 (byte {start + error.start})") from None
+
+
+def _refuse_odd(text: str, names: list[str], values: list[object]) -> None:
     if text.count("[") + text.count("{") > MAX_DEPTH and _is_deep(values):
         raise FormError("the body is nested too deeply")
     if _SURROGATE.search(text) is not None:
-        _refuse_half_pairs([[member.name for member in form.members], values])
-    return form
+        _refuse_half_pairs([names, values])
 
 
 def _is_deep(values: list[object]) -> bool:
@@ -159,20 +216,32 @@ def form_of(values: Mapping[str, object]) -> Form:
         members.append(Member(name, value, at + len(mark), start, start + len(printed)))
         pieces.append(f"{mark}{key}:{printed}")
         at = start + len(printed)
-    return Form("".join(pieces) + "}", 0, at + 1, tuple(members), dict(values))
+    return Form("".join(pieces) + "}", 0, at + 1, members)
 
 
-def scan_text(text: str, start: int = 0, *, whole: bool = True) -> Form:
+def scan_text(text: str, start: int = 0, *, whole: bool = True, grows: str | None = None) -> Form:
     """Read the object that begins at ``start``; with ``whole`` nothing but white space may stand after it.
 
     One pass; each value is decoded by C code, so that the cost is that of ``json.loads`` and a few µs a member.
     """
+    scanner = _Scanner(text, 0, grows)
+
+    def read() -> tuple[int, int]:
+        first, end = scanner.object(start)
+        return first, scanner.whole(end) if whole else end
+
+    first, end = _saying_what(read, 0)
+    return Form(text, first, end, scanner.members, scanner.ends)
+
+
+def _saying_what(read: Callable[[], _Read], shift: int) -> _Read:
+    """Read, and say what is wrong as a ``FormError``."""
     try:
-        return _scan_object(text, start, whole)
+        return read()
     except StopIteration as stop:
-        raise FormError(f"a value is expected at character {stop.value}") from None
+        raise FormError(f"a value is expected at character {stop.value + shift}") from None
     except json.JSONDecodeError as error:
-        raise FormError(f"{error.msg} at character {error.pos}") from None
+        raise FormError(f"{error.msg} at character {error.pos + shift}") from None
     except RecursionError:
         raise FormError("the body is nested too deeply") from None
     except FormError:
@@ -181,61 +250,91 @@ def scan_text(text: str, start: int = 0, *, whole: bool = True) -> Form:
         raise FormError("a number has too many digits") from None
 
 
-def _scan_object(text: str, start: int, whole: bool) -> Form:
-    at = _skip(text, start)
-    if text[at : at + 1] != "{":
-        raise FormError("the body is not a JSON object")
-    first, members = at, list[Member]()
-    at = _skip(text, at + 1)
-    if text[at : at + 1] == "}":
-        return _finish(text, first, at + 1, members, whole)
-    while True:
-        key_start = at
-        if text[at : at + 1] != '"':
-            raise FormError(f"a member's name is expected at character {at}")
-        name, at = scanstring(text, at + 1, True)
+class _Scanner:
+    """Reads one object's members, from a text that begins ``shift`` characters behind where places are counted from."""
+
+    def __init__(self, text: str, shift: int, grows: str | None) -> None:
+        self._text, self._shift, self._grows = text, shift, grows
+        self.members: list[Member] = []
+        self.ends: list[int] = []
+
+    def object(self, start: int) -> tuple[int, int]:
+        """Read the object that begins at ``start``; return where it does, and its end."""
+        text = self._text
+        first = _skip(text, start)
+        if text[first : first + 1] != "{":
+            raise FormError("the body is not a JSON object")
+        at = _skip(text, first + 1)
+        if text[at : at + 1] == "}":
+            return first, at + 1
+        return first, self.rest(self._member(at))
+
+    def rest(self, at: int) -> int:
+        """Read on behind a member's value; return the object's end."""
+        text = self._text
+        while True:
+            at = _skip(text, at)
+            mark = text[at : at + 1]
+            if mark == "}":
+                return at + 1
+            if mark != ",":
+                raise FormError(f"',' or '}}' is expected at character {at + self._shift}")
+            at = self._member(_skip(text, at + 1))
+
+    def elements(self, items: list[object], at: int, ends: list[int] | None) -> int:
+        """Read on behind an array's element; return the array's end."""
+        text = self._text
+        while True:
+            at = _skip(text, at)
+            mark = text[at : at + 1]
+            if mark == "]":
+                return at + 1
+            if mark != ",":
+                raise FormError(f"',' or ']' is expected at character {at + self._shift}")
+            item, at = _scan_value(text, _skip(text, at + 1))
+            items.append(item)
+            if ends is not None:
+                ends.append(at + self._shift)
+
+    def whole(self, end: int) -> int:
+        """Return ``end``, if nothing stands behind it."""
+        if _skip(self._text, end) != len(self._text):
+            raise FormError(f"there is more after the object, at character {end + self._shift}")
+        return end + self._shift
+
+    def _member(self, key_start: int) -> int:
+        """Read one member; return its value's end."""
+        text, shift = self._text, self._shift
+        if text[key_start : key_start + 1] != '"':
+            raise FormError(f"a member's name is expected at character {key_start + shift}")
+        name, at = scanstring(text, key_start + 1, True)
         at = _skip(text, at)
         if text[at : at + 1] != ":":
-            raise FormError(f"':' is expected at character {at}")
-        value_start = _skip(text, at + 1)
-        is_long_array = len(text) > LONG_CHARS and text[value_start : value_start + 1] == "["
-        value, value_end = _scan_array(text, value_start) if is_long_array else _scan_value(text, value_start)
-        members.append(Member(name, value, key_start, value_start, value_end))
-        if len(members) > MAX_MEMBERS:
+            raise FormError(f"':' is expected at character {at + shift}")
+        start = _skip(text, at + 1)
+        is_array = text[start : start + 1] == "["
+        if is_array and (name == self._grows or len(text) > LONG_CHARS):
+            value, end = self._array(start, self.ends if name == self._grows else None)
+        else:
+            value, end = _scan_value(text, start)
+        self.members.append(Member(name, value, key_start + shift, start + shift, end + shift))
+        if len(self.members) > MAX_MEMBERS:
             raise FormError(f"the body has more than {MAX_MEMBERS} members")
-        at = _skip(text, value_end)
-        mark = text[at : at + 1]
-        if mark == "}":
-            return _finish(text, first, at + 1, members, whole)
-        if mark != ",":
-            raise FormError(f"',' or '}}' is expected at character {at}")
-        at = _skip(text, at + 1)
+        return end
 
-
-def _scan_array(text: str, start: int) -> tuple[list[object], int]:
-    """Do what ``_scan_value`` does for an array, one C call an element."""
-    items = list[object]()
-    at = _skip(text, start + 1)
-    if text[at : at + 1] == "]":
-        return items, at + 1
-    while True:
+    def _array(self, start: int, ends: list[int] | None) -> tuple[list[object], int]:
+        """Do what ``_scan_value`` does for an array, one C call an element."""
+        text = self._text
+        at = _skip(text, start + 1)
+        if text[at : at + 1] == "]":
+            return [], at + 1
         item, at = _scan_value(text, at)
-        items.append(item)
-        at = _skip(text, at)
-        mark = text[at : at + 1]
-        if mark == "]":
-            return items, at + 1
-        if mark != ",":
-            raise FormError(f"',' or ']' is expected at character {at}")
-        at = _skip(text, at + 1)
+        items = [item]
+        if ends is not None:
+            ends.append(at + self._shift)
+        return items, self.elements(items, at, ends)
 
 
 def _skip(text: str, at: int) -> int:
     found = _SPACE.match(text, at)
     return found.end() if found else at
-
-
-def _finish(text: str, start: int, end: int, members: list[Member], whole: bool) -> Form:
-    if whole and _skip(text, end) != len(text):
-        raise FormError(f"there is more after the object, at character {end}")
-    return Form(text, start, end, tuple(members), {member.name: member.value for member in members})

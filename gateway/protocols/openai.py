@@ -33,6 +33,11 @@ class OpenAICompletions(OpenAIShape):
     path: str
     forwarded: tuple[str, ...] = ()
 
+    @property
+    def grows(self) -> str | None:
+        """A chat's messages."""
+        return "messages" if self.endpoint == "chat" else None
+
     async def past(self, form: Form, tenant: str) -> None:
         """Nothing: each request says everything."""
 

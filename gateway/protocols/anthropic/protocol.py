@@ -25,6 +25,7 @@ class Messages:
     endpoint: str = "messages"
     path: str = "/v1/messages"
     forwarded: tuple[str, ...] = ("anthropic-version", "anthropic-beta")
+    grows: str | None = "messages"
 
     async def past(self, form: Form, tenant: str) -> None:
         """Nothing: each request says everything."""

@@ -52,6 +52,7 @@ class Responses(OpenAIShape):
     endpoint = "responses"
     path = "/v1/responses"
     forwarded = ("openai-beta",)
+    grows: str | None = "input"
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store

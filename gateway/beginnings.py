@@ -1,0 +1,235 @@
+"""Beginnings of bodies: what was read of a conversation that grows is not read again.
+
+An agent sends its whole history at every step, so all of a body but the last few messages is known, byte for byte. The
+memo is a tree whose edges are the bytes of one array element each (the first edge holds all that stands before it too):
+a body is followed along the edges, at the speed of hashing, to the last element that is known, and read from there on.
+An element is told apart by its length and 128 bits of it; only objects count, which end where they end whatever
+follows. One caller's beginnings are never another's: how fast a body is read tells nobody what others send.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from xxhash import xxh3_128_intdigest
+
+from gateway.protocols.base import Sent
+from gateway.protocols.form import Form, Member, Opening
+from tracing.messages import ChainLink, MessageChain, message_chain, new_tool_result_ids, tool_result_ids
+
+MAX_LENGTHS = 24
+"""Lengths of what may follow one beginning that are tried, the last ones used first."""
+
+MAX_ITEMS = 4096
+"""Elements of one array that are remembered."""
+
+_NODE_BYTES = 900  # a node, its place in its parent, the dictionary of a message
+_BYTES_PER_BYTE = 3  # what a message's text takes as an object: its characters may take up to four
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What a conversation says of the run that it belongs to."""
+
+    chain: MessageChain
+    result_ids: tuple[str, ...]
+    new_result_ids: tuple[str, ...]
+    """Of those that the request brings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What is known of a body: how it begins, and what the elements up to there say."""
+
+    opening: Opening
+    chain: MessageChain | None
+    """``None``: the elements are not the conversation."""
+    result_ids: tuple[str, ...]
+    last: _Node
+
+
+def words_of(messages: Sequence[Mapping[str, object]], known: Beginning | None = None) -> Words:
+    """Return what ``messages`` say, which begin with what is known. O(what is new), and copying the known."""
+    if known is None or known.chain is None:
+        return Words(message_chain(messages), tool_result_ids(messages), new_tool_result_ids(messages))
+    new = messages[len(known.chain) :]
+    return Words(
+        message_chain(new, known.chain),
+        known.result_ids + tool_result_ids(new),
+        new_tool_result_ids(messages),
+    )
+
+
+class _Node:
+    """The end of an element."""
+
+    __slots__ = ("chars", "children", "head", "item", "key", "length", "link", "parent", "result_ids")
+
+    def __init__(self, parent: _Node | None, key: tuple[int, int], item: object, length: int, chars: int) -> None:
+        self.parent, self.key, self.item, self.length, self.chars = parent, key, item, length, chars
+        self.children: dict[int, dict[int, _Node]] = {}  # by the length of their bytes and the digest of these
+        self.head: _Head | None = None  # of the first element's node
+        self.link: ChainLink | None = None
+        self.result_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What stands before the array."""
+
+    object_start: int
+    members: tuple[Member, ...]
+    name: str
+    key_start: int
+    start: int
+
+
+class BodyMemo:
+    """Bodies' beginnings, by caller. For one event loop; within ``limit_bytes``, the least recent ends go first."""
+
+    def __init__(self, limit_bytes: int = 128 << 20) -> None:
+        self._limit_bytes, self.used_bytes = limit_bytes, 0
+        self._roots: dict[object, _Node] = {}
+        self._ends: OrderedDict[_Node, None] = OrderedDict()  # nodes without children
+
+    def find(self, owner: object, body: bytes) -> Beginning | None:
+        """Return the longest known beginning of a body. O(body) at the speed of hashing, and about 1 µs an element."""
+        root = self._roots.get(owner)
+        if root is None:
+            return None
+        path, node, at, size = list[_Node](), root, 0, len(body)
+        with memoryview(body) as view:
+            while (child := _child(node, view, at, size)) is not None:
+                path.append(child)
+                node, at = child, child.length
+        if not path:
+            return None
+        if not node.children:
+            self._ends.move_to_end(node)
+        return _beginning(path)
+
+    def keep(self, owner: object, sent: Sent, array: str, known: Beginning | None, words: Words | None) -> None:
+        """Remember the elements of ``array`` that were read now, behind ``known``.
+
+        ``words``: what the whole array says, where it is the conversation.
+        """
+        form, body = sent.form, sent.body
+        items = form.values.get(array)
+        before = len(known.opening.items) if known is not None else 0
+        place = _place(form, array)
+        if place is None or not isinstance(items, list) or before + len(form.ends) != len(items):
+            return
+        if len(items) > MAX_ITEMS or (known is not None and not self._is_held(known.last)):
+            return
+        has_words = words is not None and len(words.chain) == len(items)
+        node = known.last if known is not None else self._root(owner)
+        member = form.members[place]
+        ends = _byte_ends(form, body, known.opening if known is not None else None)
+        with memoryview(body) as view:
+            for index, (chars, end) in enumerate(zip(form.ends, ends, strict=True), before):
+                item = items[index]
+                if type(item) is not dict:
+                    break
+                key = (end - node.length, xxh3_128_intdigest(view[node.length : end]))
+                node = self._child(node, key, item, end, chars)
+                if node.head is None and index == 0:
+                    node.head = _Head(form.start, form.members[:place], array, member.key_start, member.start)
+                if has_words and words is not None:
+                    node.link = words.chain[index]
+                    node.result_ids = tool_result_ids((item,))
+        self._shrink()
+
+    def _child(self, parent: _Node, key: tuple[int, int], item: object, length: int, chars: int) -> _Node:
+        alike = parent.children.setdefault(key[0], {})
+        node = alike.get(key[1])
+        if node is None:
+            node = alike[key[1]] = _Node(parent, key, item, length, chars)
+            self.used_bytes += _cost(node)
+            self._ends.pop(parent, None)
+            self._ends[node] = None
+        return node
+
+    def _root(self, owner: object) -> _Node:
+        root = self._roots.get(owner)
+        if root is None:
+            root = self._roots[owner] = _Node(None, (0, 0), owner, 0, 0)
+        return root
+
+    def _is_held(self, node: _Node) -> bool:
+        return node in self._ends or bool(node.children)
+
+    def _shrink(self) -> None:
+        while self.used_bytes > self._limit_bytes and self._ends:
+            node, _ = self._ends.popitem(last=False)
+            parent = node.parent
+            assert parent is not None
+            alike = parent.children[node.key[0]]
+            del alike[node.key[1]]
+            if not alike:
+                del parent.children[node.key[0]]
+            self.used_bytes -= _cost(node)
+            if parent.children:
+                continue
+            if parent.parent is None:
+                del self._roots[parent.item]
+            else:
+                self._ends[parent] = None
+                self._ends.move_to_end(parent, last=False)
+
+
+def _child(node: _Node, view: memoryview, at: int, size: int) -> _Node | None:
+    """Return the child whose bytes stand at ``at``."""
+    children = node.children
+    for tried, length in enumerate(reversed(children)):
+        if tried == MAX_LENGTHS:
+            return None
+        if at + length < size:
+            child = children[length].get(xxh3_128_intdigest(view[at : at + length]))
+            if child is not None:
+                if tried:
+                    children[length] = children.pop(length)
+                return child
+    return None
+
+
+def _beginning(path: Sequence[_Node]) -> Beginning:
+    head, last = path[0].head, path[-1]
+    assert head is not None
+    opening = Opening(
+        head.object_start,
+        head.members,
+        head.name,
+        head.key_start,
+        head.start,
+        [node.item for node in path],
+        last.chars,
+        last.length,
+    )
+    links = [node.link for node in path if node.link is not None]
+    ids = tuple(found for node in path for found in node.result_ids)
+    return Beginning(opening, tuple(links) if len(links) == len(path) else None, ids, last)
+
+
+def _place(form: Form, array: str) -> int | None:
+    """Return which member the array is, ``None`` where there is none or more than one."""
+    places = [place for place, member in enumerate(form.members) if member.name == array]
+    return places[0] if len(places) == 1 else None
+
+
+def _byte_ends(form: Form, body: bytes, opening: Opening | None) -> Sequence[int]:
+    """Return where in the body the elements end that were read now."""
+    if body.isascii():
+        return form.ends
+    at_char, at = (opening.chars, opening.length) if opening is not None else (0, 0)
+    text, first, ends = body[at:].decode(), at_char, list[int]()
+    for end in form.ends:
+        at += len(text[at_char - first : end - first].encode())
+        at_char = end
+        ends.append(at)
+    return ends
+
+
+def _cost(node: _Node) -> int:
+    return _NODE_BYTES + _BYTES_PER_BYTE * node.key[0]
