@@ -184,6 +184,7 @@ class Attempter:
                     route.watch.computed()
 
         draft.status = 200
+        writer.last_words = lambda: self._headers.summary(draft)
         await writer.start(self.headers(draft))
         error = await relay(
             response,

@@ -76,6 +76,7 @@ class StreamWriter:
         self._reply, self._options = reply, options
         self._clock = asyncio.get_running_loop().time
         self._wrote_at = self._clock()
+        self.last_words: Callable[[], bytes] | None = None  # what goes out after a whole stream's last event
 
     async def start(self, headers: Mapping[str, str]) -> None:
         """Begin, unless begun."""
@@ -108,6 +109,8 @@ class StreamWriter:
 
     async def finish(self) -> None:
         """End the stream."""
+        if self.last_words is not None and (words := self.last_words()):
+            await self.write(words)
         await self._reply.finish()
 
 
