@@ -31,6 +31,7 @@ from engine_adapter.base import (
 from engine_adapter.http import UpstreamClient, get_json
 from engine_adapter.load import EngineLoad, LoadSource, gauges_by_rank
 from engine_adapter.openai_compatible import OpenAICompatible, read_models
+from engine_adapter.sglang_store import relayed, storage_facts
 
 _WRITTEN = ("description", "name", "parameters")  # what SGLang writes of a function, in its order, null or not
 _OPTIONAL = ("strict", "defer_loading")  # … and what it leaves out where it is null
@@ -110,6 +111,13 @@ class Sglang(OpenAICompatible):
         own = mapping(info.get("keepwarm")) or {}
         tiers = own.get("tiers")
         host = urlsplit(url).hostname or "127.0.0.1"
+        sources, pool = event_sources(info, host), _text(own.get("pool_id"))
+        storage = storage_facts(info)
+        if storage is not None:
+            tiers, pool = list(storage.tiers), storage.pool
+            if storage.port is not None:
+                sources = relayed(sources, storage.port, host)
+        host = urlsplit(url).hostname or "127.0.0.1"
         loads = load_sources(info, host)
         return InstanceFacts(
             models=models,
@@ -119,7 +127,7 @@ class Sglang(OpenAICompatible):
             capacity_tokens=whole_number(info.get("max_total_num_tokens")),
             model_path=_text(info.get("model_path")),
             weights_id=_text(info.get("weights_id")),
-            pool=_text(own.get("pool_id")),
+            pool=pool,
             version=_text(info.get("version")),
             tiers=tuple(t for t in tiers if isinstance(t, str)) if isinstance(tiers, list) else ("device",),
             capabilities=replace(

@@ -85,7 +85,7 @@ class _Job:
 
 
 class Fetcher:
-    """Reads from tiers, fastest first, in a few threads; promotes to the host tier what came from below it."""
+    """Reads from tiers, fastest first, in a few threads; promotes to the host tier what came from below it, if told."""
 
     def __init__(
         self,
@@ -94,9 +94,11 @@ class Fetcher:
         *,
         threads: int,
         window_bytes: int,
+        promotes: bool = True,
         on_read: OnRead | None = None,
     ) -> None:
         self._tiers = tuple(tiers)
+        self._promotes = promotes
         self._on_read = on_read
         self._host = next((tier for tier in tiers if tier.tier is Tier.HOST), None)
         self._below = tuple(tier for tier in tiers if tier is not self._host)
@@ -213,7 +215,7 @@ class Fetcher:
                     if tier.tier > Tier.HOST:  # also for a caller that is gone: the next one has it sooner
                         key, data = job.keys[place], rows[place]
                         promoted.append(Page(key, answer.meta, data, answer.checksum, answer.expires_at_s))
-        if self._host is not None and promoted:
+        if self._host is not None and self._promotes and promoted:
             self._host.put(promoted)
 
     def _read(self, tier: PageTier, keys: Sequence[PageKey], rows: Sequence[memoryview]) -> Sequence[Found | None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
@@ -23,6 +23,12 @@ from kvstore.page import Namespace, PageKey, Tier
 from kvstore.tiers.base import Page, PageTier, TierStats
 from kvstore.tiers.host import HostTier, Loan
 from kvstore.tiers.slotted import check_buffers
+
+Complete = Callable[[list[Page], float], list[Page]]
+"""Gives pages what is known of them only after they were put, before they are written behind; may wait.
+
+Takes the pages and when they were put, of ``time.monotonic``; returns as many, with the same keys and bytes.
+"""
 
 
 class WritePolicy(StrEnum):
@@ -41,15 +47,22 @@ class PageStoreOptions:
     fetch_threads: int = 2
     window_bytes: int = 8 << 20  # moved at once: the staging memory of each thread
     behind_bytes: int = 256 << 20  # accepted by put and not yet on disk and pool
+    promotes: bool = True  # pages that were read from below into the host tier
 
 
 class PageStore:
     """Host, disk and pool of one layout, any of them, fastest first. Thread-safe."""
 
     def __init__(
-        self, tiers: Sequence[PageTier], options: PageStoreOptions | None = None, *, on_read: OnRead | None = None
+        self,
+        tiers: Sequence[PageTier],
+        options: PageStoreOptions | None = None,
+        *,
+        on_read: OnRead | None = None,
+        complete: Complete | None = None,
     ) -> None:
-        """The store closes the tiers. ``on_read`` is told of every read of disk and pool, from any thread.
+        """The store closes the tiers. ``on_read`` is told of every read of disk and pool, from any thread; ``complete``
+        is asked by the thread that writes behind.
 
         Raises ``ValueError`` for tiers in disorder or of different page sizes.
         """
@@ -68,8 +81,10 @@ class PageStore:
             self.in_flight,
             threads=self.options.fetch_threads,
             window_bytes=self.options.window_bytes,
+            promotes=self.options.promotes,
             on_read=on_read,
         )
+        self._complete = complete
         self._window = max(1, self.options.window_bytes // max(1, self._page_bytes))
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kvstore-behind")
         self._lock = threading.Lock()
@@ -246,15 +261,17 @@ class PageStore:
             self._behind_pages += accepted
             if accepted:
                 taken = Loan(loan.pages[:accepted], loan.slots[:accepted])
-                self._writer.submit(self._run_behind, taken).add_done_callback(report)
+                self._writer.submit(self._run_behind, taken, time.monotonic()).add_done_callback(report)
         self._host.take_back(Loan(loan.pages[accepted:], loan.slots[accepted:]))
 
-    def _run_behind(self, loan: Loan) -> None:
+    def _run_behind(self, loan: Loan, put_s: float) -> None:
         """The writer's work: window after window, straight from the host tier's memory."""
         assert self._host is not None
         try:
             for start in range(0, len(loan.pages), self._window):
                 pages = loan.pages[start : start + self._window]
+                if self._complete is not None:
+                    pages = self._complete(pages, put_s)
                 for tier in self._below:
                     tier.put(pages)
         finally:

@@ -100,6 +100,7 @@ class RateFit:
 @dataclass(slots=True)
 class _TierState:
     fit: RateFit
+    ask_s: float = 0.0  # to learn which pages it has
     measured_s: float | None = None
     refused_pages: int = 0  # since it was last measured
 
@@ -147,10 +148,16 @@ class FetchWorth:
         state.fit.observe(moved_bytes, took_s)
         state.measured_s, state.refused_pages = now_s, 0
 
-    def leading(self, tiers: Sequence[Tier], *, page_bytes: int, page_tokens: int) -> int:
+    def asked(self, tier: Tier, took_s: float) -> None:
+        """Asking the tier which pages it has took so long."""
+        state = self._tiers[tier]
+        state.ask_s += self.options.weight * (took_s - state.ask_s)
+
+    def leading(self, tiers: Sequence[Tier], *, page_bytes: int, page_tokens: int, unasked: Tier | None = None) -> int:
         """Return how many leading pages to claim, each of which lies in the tier given for it. O(pages).
 
-        Counts the pages that it refuses, by tier.
+        ``unasked``: the tier that was not asked yet whether it has its pages; then asking counts, too. Pages that are
+        refused are counted by tier.
         """
         speed = self.prefill.tokens_per_s
         if speed is None:
@@ -162,6 +169,8 @@ class FetchWorth:
         for count, tier in enumerate(tiers, 1):
             before = held_bytes.get(tier, 0)
             held_bytes[tier] = before + page_bytes
+            if tier is unasked and not before:
+                fetching_s += self._tiers[tier].ask_s
             fetching_s += self._fetch_s(tier, before + page_bytes) - self._fetch_s(tier, before)
             computing_s += page_s
             if computing_s - fetching_s > best_s:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +90,20 @@ class Process:
 
 
 class SglangServer(Process):
-    """One real server; ``page`` is its page size, ``tokens`` what its cache holds."""
+    """One real server; ``page`` is its page size, ``tokens`` what its cache holds, ``more`` further arguments."""
 
-    def __init__(self, python: str, model: Path, name: str, *, page: int, tokens: int, folder: Path) -> None:
+    def __init__(
+        self,
+        python: str,
+        model: Path,
+        name: str,
+        *,
+        page: int,
+        tokens: int,
+        folder: Path,
+        more: Sequence[str] = (),
+        python_path: Sequence[Path] = (),
+    ) -> None:
         self.name, self.page, self.tokens = name, page, tokens
         port, self.events_port, self.replay_port = free_ports(3)
         events = {
@@ -105,9 +116,9 @@ class SglangServer(Process):
                    "--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "--attention-backend", "torch_native",
                    "--disable-overlap-schedule", "--mem-fraction-static", "0.1", "--max-total-tokens", str(tokens),
                    "--page-size", str(page), "--enable-cache-report",
-                   "--kv-events-config", json.dumps(events)]  # fmt: skip
+                   "--kv-events-config", json.dumps(events), *more]  # fmt: skip
         environment = {
-            "PYTHONPATH": str(HERE / "shim"),
+            "PYTHONPATH": os.pathsep.join(map(str, (HERE / "shim", *python_path))),
             "PATH": f"{Path(python).parent}:{os.environ['PATH']}",
             "SGLANG_USE_CPU_ENGINE": "1",
             "OMP_NUM_THREADS": "1",

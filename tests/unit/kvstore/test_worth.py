@@ -131,3 +131,13 @@ def test_what_took_no_time_was_no_prompt() -> None:
     rate.observe(1000, 0.0)
     rate.observe(0, 1.0)
     assert rate.tokens_per_s is None
+
+
+def test_a_tier_that_is_slow_to_answer_is_asked_only_for_much() -> None:
+    subject = worth()
+    for _ in range(20):
+        subject.asked(Tier.POOL, 0.1)
+    few, many = [Tier.POOL] * 4, [Tier.POOL] * 64
+    assert subject.leading(few, page_bytes=1024, page_tokens=16, unasked=Tier.POOL) == 0
+    assert subject.leading(many, page_bytes=1024, page_tokens=16, unasked=Tier.POOL) == 64
+    assert subject.leading(few, page_bytes=1024, page_tokens=16) == 4  # its answer is there: the time is spent

@@ -1,13 +1,16 @@
 """Lets an unmodified ``sglang`` wheel serve on a CPU: stands on ``PYTHONPATH`` of its interpreter only.
 
 SGLang imports ``torchvision`` and ``sgl_kernel`` (a CUDA wheel) at its start, and never calls them when it serves text
-on a CPU. Where they are not installed, empty modules take their place; to call anything in them raises.
+on a CPU. Where they are not installed, empty modules take their place; to call anything in them raises. What its host
+tier needs besides is in ``cpu_hicache``.
 """
 
 import importlib.abc
 import importlib.machinery
 import sys
 import types
+
+import cpu_hicache  # noqa: F401
 
 ABSENT = {"torchvision", "sgl_kernel"}
 
