@@ -35,6 +35,7 @@ from engine_adapter.errors import UpstreamError
 from engine_adapter.http import UpstreamClient, get_bytes, get_json
 from engine_adapter.load import EngineLoad, gauges_by_rank, labels_of
 from engine_adapter.openai_compatible import OpenAICompatible, list_models, names_and_length
+from engine_adapter.vllm_store import storage_facts
 
 _READS_IDS = (0, 32)
 _VERSION = re.compile(r"(\d+)\.(\d+)")
@@ -93,6 +94,7 @@ class Vllm(OpenAICompatible):
         cache = labels_of(await _page(client, f"{url}/metrics", headers), _CACHE_CONFIG)
         config = await _or_nothing(client, f"{url}/server_info?config_format=json", headers)
         config = mapping(config.get("vllm_config")) or {}
+        store = storage_facts(config)
         return InstanceFacts(
             models=models,
             max_model_len=max_len,
@@ -100,6 +102,8 @@ class Vllm(OpenAICompatible):
             event_sources=event_sources(config, urlsplit(url).hostname or "127.0.0.1"),
             capacity_tokens=_number(cache.get("kv_cache_size_tokens")) or _capacity(cache),
             model_path=next((root for entry in entries if (root := _text(entry.get("root")))), None),
+            pool=store.pool,
+            tiers=store.tiers,
             version=version,
             capabilities=replace(
                 self.capabilities,

@@ -1,0 +1,222 @@
+"""The scheduler's half: which pages a request is offered, which blocks are stored, and what the engine tells of both.
+
+It moves no bytes and never waits. What the workers' tiers hold it knows from their reports; the pool is asked beside
+its thread. All its methods are called from vLLM's scheduler thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kvstore.page import PageLayout, Tier
+from kvstore.plugins.vllm.holdings import Holdings
+from kvstore.plugins.vllm.messages import Change, Hello, Load, Sample, Save, StepPlan, WorkerReport
+from kvstore.plugins.vllm.pool_lookup import PoolLookup
+from kvstore.plugins.vllm.requests import Tracked
+from kvstore.worth import FetchWorth
+
+_SAMPLE_PAGES = 4
+_PATIENCE_S = 10.0
+BlockIdsOf = Callable[[str], Sequence[int]]
+"""Returns the blocks of a request, first to last."""
+
+
+class SchedulerHalf:
+    """Offers pages, plans steps, keeps the picture of what the workers hold."""
+
+    def __init__(
+        self,
+        block_tokens: int,
+        worth: FetchWorth,
+        open_lookup: Callable[[Sequence[PageLayout]], PoolLookup | None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tokens = block_tokens
+        self._worth = worth
+        self._open_lookup = open_lookup
+        self._clock = clock
+        self._holdings: Holdings | None = None
+        self._lookup: PoolLookup | None = None
+        self._page_bytes = 0
+        self._requests: dict[str, Tracked] = {}
+        self._loads: list[Load] = []
+        self._asked: dict[bytes, int] = {}  # blocks that are being stored, and the step that asked for it
+        self._refused: dict[Tier, tuple[bytes, ...]] = {}
+        self._changes: list[Change] = []
+        self._computing: dict[int, tuple[float, int]] = {}  # by step: when it began, prompt tokens in it
+        self._step = self._settled = self._last_save = 0
+        self._saved_s = 0.0
+        self._clears = False
+
+    # --- the engine starts ---
+
+    def greet(self, hellos: Sequence[Hello]) -> None:
+        """Take in what every rank says of itself; from here on pages are offered and stored."""
+        self._holdings = Holdings(len(hellos))
+        layouts = [hello.layout for hello in sorted(hellos, key=lambda hello: hello.rank)]
+        self._page_bytes = sum(layout.page_bytes for layout in layouts)
+        for hello in hellos:
+            self._changes += self._holdings.apply(hello.rank, hello.changes)
+        self._lookup = self._open_lookup(layouts)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the engine should go on stepping without requests: something is unwritten, or untold.
+
+        A medium that takes long over it is not waited for: what it holds is told with some later step.
+        """
+        is_writing = self._last_save > self._settled and self._clock() - self._saved_s < _PATIENCE_S
+        return bool(self._changes or self._clears or is_writing)
+
+    # --- a request ---
+
+    def track(self, request: Any) -> None:
+        """A request has come: begin to look for its pages."""
+        tracked = self._requests[request.request_id] = Tracked(request)
+        self._ask_pool(tracked)
+
+    def offer(self, request: Any, computed_tokens: int) -> int | None:
+        """Return how many pages beyond these tokens are worth loading; ``None`` while the pool has not answered."""
+        if self._holdings is None:
+            return 0
+        tracked = self._requests.get(request.request_id)
+        if tracked is None:
+            self.track(request)
+            tracked = self._requests[request.request_id]
+        self._ask_pool(tracked)
+        pooled = frozenset[bytes]() if self._lookup is None else self._lookup.answer(tracked.id)
+        if pooled is None:
+            return None
+        start = computed_tokens // self._tokens
+        tiers: list[Tier] = []
+        names = tracked.hashes[start : tracked.loadable(self._tokens)]
+        for name in names:
+            tier = self._holdings.tier_of(name) or (Tier.POOL if name in pooled else None)
+            if tier is None:
+                break
+            tiers.append(tier)
+        count = self._worth.leading(tiers, page_bytes=self._page_bytes, page_tokens=self._tokens)
+        for tier in set(tiers[count:]) - {Tier.HOST}:
+            self._refused[tier] = tuple(
+                name for name, where in zip(names[count:], tiers[count:], strict=False) if where is tier
+            )[:_SAMPLE_PAGES]
+        tracked.claimed_from, tracked.claimed = start, tiers[:count]
+        return count
+
+    def allocated(self, request: Any, block_ids: Sequence[int], loaded_tokens: int) -> None:
+        """Blocks were given to a request; with ``loaded_tokens`` it waits until those pages of the offer are there."""
+        tracked = self._requests.get(request.request_id)
+        if tracked is None:
+            return
+        if self._lookup is not None:
+            self._lookup.forget(tracked.id)
+        tracked.loading = ()
+        if not loaded_tokens:
+            return
+        start, count = tracked.claimed_from, loaded_tokens // self._tokens
+        tracked.loading = tracked.claimed[:count]
+        self._loads.append(
+            Load(tracked.id, tuple(tracked.hashes[start : start + count]), tuple(block_ids[start : start + count]))
+        )
+
+    def sources(self, request: Any) -> dict[Tier, int]:
+        """Return how many tokens of what a request is loading come from which tier."""
+        tracked = self._requests.get(request.request_id)
+        counted: dict[Tier, int] = {}
+        for tier in () if tracked is None else tracked.loading:
+            counted[tier] = counted.get(tier, 0) + self._tokens
+        return counted
+
+    def finished(self, request_id: str) -> None:
+        """A request has ended."""
+        self._requests.pop(request_id, None)
+        if self._lookup is not None:
+            self._lookup.forget(request_id)
+
+    # --- a step ---
+
+    def plan(self, scheduled: Mapping[str, int], guessed: Mapping[str, int], block_ids_of: BlockIdsOf) -> StepPlan:
+        """Return what the workers do in this step. ``guessed``: of the tokens scheduled, those that may not stand."""
+        self._step += 1
+        saves = [save for request_id in scheduled for save in self._saves(request_id, scheduled, guessed, block_ids_of)]
+        if saves:
+            self._last_save, self._saved_s = self._step, self._clock()
+        prompt = sum(count for count in scheduled.values() if count > self._tokens)
+        if prompt:
+            self._computing[self._step] = (self._clock(), prompt)
+        loads, self._loads = tuple(self._loads), []
+        clears, self._clears = self._clears, False
+        if clears:
+            self._last_save, self._saved_s = self._step, self._clock()
+        return StepPlan(
+            self._step, not scheduled, loads, tuple(saves), self._samples() if not scheduled else (), clears
+        )
+
+    def _saves(
+        self,
+        request_id: str,
+        scheduled: Mapping[str, int],
+        guessed: Mapping[str, int],
+        block_ids_of: BlockIdsOf,
+    ) -> list[Save]:
+        tracked = self._requests.get(request_id)
+        if tracked is None or self._holdings is None:
+            return []
+        done = tracked.request.num_computed_tokens + scheduled[request_id] - guessed.get(request_id, 0)
+        full = min(done // self._tokens, tracked.pages(self._tokens))
+        if full <= tracked.saved:
+            return []
+        saves, block_ids, hashes = [], block_ids_of(request_id), tracked.hashes
+        for block in range(tracked.saved, min(full, len(block_ids))):
+            name = bytes(hashes[block])
+            if name in self._asked or self._holdings.has(name):
+                continue
+            self._asked[name] = self._step
+            saves.append(Save(name, tracked.meta(block, self._tokens), block_ids[block]))
+        tracked.saved = full
+        return saves
+
+    def _samples(self) -> tuple[Sample, ...]:
+        due = [tier for tier in self._worth.due(self._clock()) if self._refused.get(tier)]
+        return tuple(Sample(tier, self._refused.pop(tier)) for tier in due)
+
+    def reported(self, report: WorkerReport) -> None:
+        """Take in what the workers tell of a step that is over."""
+        if self._holdings is None:
+            return
+        now_s = self._clock()
+        for rank, told in sorted(report.ranks.items()):
+            self._changes += self._holdings.apply(rank, told.changes)
+            for read in told.reads:
+                self._worth.fetched(read.tier, read.moved_bytes * len(report.ranks), read.took_s, now_s)
+        settled = min((told.settled for told in report.ranks.values()), default=self._settled)
+        if settled > self._settled:
+            self._settled = settled
+            self._asked = {name: step for name, step in self._asked.items() if step > settled}
+        for step in {told.step for told in report.ranks.values()}:
+            began = self._computing.pop(step, None)
+            if began is not None:
+                self._worth.prefill.observe(began[1], now_s - began[0])
+
+    def take_changes(self) -> list[Change]:
+        """Return what the engine's tiers hold now and did not before, in order, once."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def clear(self) -> None:
+        """Forget every page that the workers hold, with the next step."""
+        self._clears = True
+
+    def close(self) -> None:
+        """End the look-ups."""
+        if self._lookup is not None:
+            self._lookup.close()
+
+    def _ask_pool(self, tracked: Tracked) -> None:
+        if self._lookup is None or self._holdings is None:
+            return
+        names = [name for name in tracked.hashes[: tracked.loadable(self._tokens)] if not self._holdings.tier_of(name)]
+        self._lookup.ask(tracked.id, names)
