@@ -17,6 +17,7 @@ from hashlib import blake2b
 import msgspec
 
 DIGEST_BYTES = 16
+_LEAST_SAID_BYTES = 80  # "Done." and the like are said by many
 _ENCODER = msgspec.json.Encoder(order="sorted")
 _DECODER = msgspec.json.Decoder()
 _ROLE_ALIASES = {"developer": "system"}
@@ -93,6 +94,19 @@ def new_tool_result_ids(messages: Sequence[Mapping[str, object]]) -> tuple[str, 
     while start and _role(messages[start - 1]) != "assistant":
         start -= 1
     return tool_result_ids(messages[start:])
+
+
+def last_answer(messages: Sequence[Mapping[str, object]]) -> Mapping[str, object] | None:
+    """The assistant's last message."""
+    return next((message for message in reversed(messages) if _role(message) == "assistant"), None)
+
+
+def said_name(message: Mapping[str, object]) -> bytes | None:
+    """What an answer is known by whatever stands before it; ``None`` where it is too short to be anybody's own."""
+    encoded = _ENCODER.encode(_canonical(message, "assistant"))
+    if len(encoded) < _LEAST_SAID_BYTES:
+        return None
+    return blake2b(encoded, digest_size=DIGEST_BYTES).digest()
 
 
 def _role(message: Mapping[str, object]) -> str:

@@ -143,15 +143,26 @@ class Decision:
     exact: bool  # token ids were hashed (not text chunks) and the chosen source's events were whole
 
 
+class AttemptRole(StrEnum):
+    """What an instance was asked for."""
+
+    ANSWER = "answer"
+    CONTINUATION = "continuation"  # of an answer that another one had begun
+    PREFILL = "prefill"  # the prompt alone, for the instance that decodes
+    DECODE = "decode"  # an answer to a prompt that another one computed
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try at one instance."""
+    """One try at one instance. ``delivered_pieces``: what the client had of the answer when it began."""
 
     instance: str
     started_ns: int
     ended_ns: int
     status: int | None  # HTTP status, None when there was none
     error: str | None = None
+    role: AttemptRole = AttemptRole.ANSWER
+    delivered_pieces: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +195,10 @@ class RunLink:
     method: str  # a value of tracing.runs.LinkMethod
     confidence: float  # 1.0 for explicit evidence
     previous_request_id: str | None = None
+    parent_run_id: str | None = None  # the run that called for this one, a sub-agent's
+    parent_request_id: str | None = None  # … in the answer to this request
+    parent_call_id: str | None = None  # … by this tool call
+    conversation_id: str | None = None  # what the client itself calls the conversation
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ import pytest
 from tests.samples.agent_runs import RunShape, agent_run
 from tracing.messages import MessageChain, message_chain, new_tool_result_ids, tool_result_ids
 from tracing.record import RunLink
-from tracing.runs import LinkerOptions, LinkMethod, RunEvidence, RunLinker
+from tracing.run_memory import MemoryOptions
+from tracing.runs import LinkMethod, RunEvidence, RunLinker
 
 Message = dict[str, object]
 SYSTEM: Message = {"role": "system", "content": "You are careful."}
@@ -33,7 +34,7 @@ def result(id_: str) -> Message:
 class Gateway:
     """The linker as the gateway drives it, for one key."""
 
-    def __init__(self, options: LinkerOptions | None = None, key_id: str = "key-1") -> None:
+    def __init__(self, options: MemoryOptions | None = None, key_id: str = "key-1") -> None:
         self.linker = RunLinker(options)
         self.key_id = key_id
         self.now_ns = 10**18
@@ -81,7 +82,7 @@ def test_the_explicit_header_names_the_run_and_steps_count_from_one() -> None:
     first = gateway.step([user("a")], says("x"), explicit_run_id="nightly")
     second = gateway.step([user("something else")], says("y"), explicit_run_id="nightly")
     assert (first.run_id, first.step, first.method, first.confidence) == ("nightly", 1, "header", 1.0)
-    assert (second.run_id, second.step, second.previous_request_id) == ("nightly", 2, "r1")
+    assert (second.run_id, second.step, second.previous_request_id) == ("nightly", 2, None)
 
 
 def test_the_header_wins_over_tool_call_ids() -> None:
@@ -274,7 +275,7 @@ def test_out_of_order_answers_still_link() -> None:
 
 
 def test_a_run_idle_for_longer_than_the_window_is_forgotten() -> None:
-    gateway = Gateway(LinkerOptions(window_ns=1000))
+    gateway = Gateway(MemoryOptions(window_ns=1000))
     prompt = [user("a")]
     first = gateway.step(prompt, says("x"))
     gateway.now_ns += 2000
@@ -286,13 +287,13 @@ def test_a_run_idle_for_longer_than_the_window_is_forgotten() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        LinkerOptions(max_runs_per_key=5),
-        LinkerOptions(max_entries=50),
-        LinkerOptions(max_entries_per_run=6),
-        LinkerOptions(max_keys=2),
+        MemoryOptions(max_runs_per_key=5),
+        MemoryOptions(max_entries=50),
+        MemoryOptions(max_entries_per_run=6),
+        MemoryOptions(max_keys=2),
     ],
 )
-def test_memory_is_bounded_whatever_arrives(options: LinkerOptions) -> None:
+def test_memory_is_bounded_whatever_arrives(options: MemoryOptions) -> None:
     gateway = Gateway(options)
     for number in range(200):
         gateway.key_id = f"key-{number % 7}"

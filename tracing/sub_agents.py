@@ -1,0 +1,80 @@
+"""What tells a sub-agent's first request: a call that its parent's model made, whose words it begins with. Pure.
+
+A model asks for a sub-agent by a tool (``Task``, ``agent``, ``delegate_to_researcher``), whose argument is the task;
+the program then begins a conversation in which the task is a user's first words. Both are known by digests only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+
+from tracing.messages import DIGEST_BYTES
+
+TASK_TOOL: Final = re.compile(r"(?i)(^|[^a-z])((sub)?agents?|tasks?)([^a-z]|$)|delegate|handoff|spawn")
+"""Names of tools that begin a sub-agent."""
+
+MAX_TASKS: Final = 32
+MAX_PARTS: Final = 16
+_decoder = msgspec.json.Decoder()
+
+
+def tasks_of(message: Mapping[str, object] | None) -> dict[bytes, list[str]]:
+    """Return of an answer the ids of the calls for sub-agents, by what each of their arguments says.
+
+    ``message``: as a client would send it back. Cost: a look at each call's name.
+    """
+    calls = message.get("tool_calls") if message is not None else None
+    found: dict[bytes, list[str]] = {}
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not TASK_TOOL.search(str(function.get("name"))):
+            continue
+        for text in _texts(function.get("arguments")):
+            ids = found.setdefault(_name(text), [])
+            if call.get("id") not in ids:
+                ids.append(str(call.get("id") or ""))
+        if len(found) > MAX_TASKS:
+            break
+    return found
+
+
+def opening_names(messages: Sequence[Mapping[str, object]]) -> Iterator[bytes]:
+    """Yield what the user's first words are known by: each text of them, and all of them together."""
+    said = [message for message in messages if message.get("role") == "user"][:2]
+    for message in said:
+        content = message.get("content")
+        parts = [content] if isinstance(content, str) else [_text(part) for part in _parts(content)]
+        texts = [text for text in parts[:MAX_PARTS] if text]
+        yield from map(_name, reversed(texts))
+        if len(texts) > 1:
+            yield _name("\n".join(texts))
+
+
+def _texts(arguments: object) -> Iterable[str]:
+    if not isinstance(arguments, str):
+        return ()
+    try:
+        values = _decoder.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return ()
+    if not isinstance(values, Mapping):
+        return ()
+    return [value for value in values.values() if isinstance(value, str) and value.strip()]
+
+
+def _parts(content: object) -> Sequence[object]:
+    return content if isinstance(content, list) else ()
+
+
+def _text(part: object) -> str:
+    text = part.get("text") if isinstance(part, Mapping) else None
+    return text if isinstance(text, str) else ""
+
+
+def _name(text: str) -> bytes:
+    return blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
