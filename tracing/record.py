@@ -186,9 +186,8 @@ class PromptNote:
     """What was done where text spells a special token: "literal", "escaped", "passed"; ``None``: none is spelled."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunLink:
-    """Which run and step a request belongs to, and on what evidence."""
+class RunLink(msgspec.Struct, frozen=True, gc=False):
+    """Which run and step a request belongs to, and on what evidence. (A struct: every request makes one.)"""
 
     run_id: str
     step: int  # from 1

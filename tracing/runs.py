@@ -29,6 +29,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from tracing.messages import MessageChain, last_answer, said_name
 from tracing.record import RequestRecord, RunLink
 from tracing.run_memory import MAX_LANES, KeyMemory, MemoryOptions, Run, RunMemory, Step, StepState, preferred
@@ -52,8 +54,7 @@ class LinkMethod(StrEnum):
     LEDGER = "ledger"  # the record was made from its ledger row, after its process had died
 
 
-@dataclass(frozen=True, slots=True)
-class RunEvidence:
+class RunEvidence(msgspec.Struct, frozen=True, gc=False):
     """What one request says about the run that it belongs to.
 
     ``message_hashes`` is :func:`tracing.messages.message_chain` of the prompt, ``tool_result_ids`` are all ids in the

@@ -35,6 +35,8 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
+from msgspec import structs
+
 from billing.counters import LedgerCounters
 from billing.database import Place, database_at
 from billing.focus import export
@@ -91,7 +93,7 @@ def _at(record: RequestRecord, number: int) -> RequestRecord:
         request_id=f"req-{number}",
         stamps=replace(stamps, arrived_ns=stamps.arrived_ns + later_ns, closed_ns=stamps.closed_ns + later_ns),
         charge=replace(charge, basis=replace(charge.basis, at_ns=charge.basis.at_ns + later_ns)),
-        link=replace(link, run_id=f"run-{number // 10}"),
+        link=structs.replace(link, run_id=f"run-{number // 10}"),
     )
 
 

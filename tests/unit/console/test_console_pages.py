@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from gateway.console.formats import count, money
 from gateway.console.pages import (
@@ -89,7 +90,7 @@ def hostile_record() -> RequestRecord:
         outcome=Outcome.UPSTREAM_FAILED,
         error=HOSTILE,
         identity=Identity(HOSTILE, HOSTILE, HOSTILE),
-        link=replace(record.link, run_id=HOSTILE, method=HOSTILE, previous_request_id=HOSTILE),
+        link=structs.replace(record.link, run_id=HOSTILE, method=HOSTILE, previous_request_id=HOSTILE),
         decision=replace(
             record.decision,
             policy=HOSTILE,
@@ -110,7 +111,7 @@ def test_hostile_text_is_text_on_every_page(store: TraceStore) -> None:
         record,
         request_id="next",
         tool_results=(HOSTILE,),
-        link=replace(record.link, step=3, previous_request_id=HOSTILE),
+        link=structs.replace(record.link, step=3, previous_request_id=HOSTILE),
     )
     follower = replace(follower, stamps=replace(record.stamps, arrived_ns=record.stamps.closed_ns + 5 * 10**8))
     put(store, record, follower)

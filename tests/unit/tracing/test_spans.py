@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec import structs
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
 from tests.samples.agent_runs import MS, RunShape, agent_run, plain_record
@@ -132,7 +133,7 @@ def test_span_ids_are_content_defined_and_distinct() -> None:
 @pytest.mark.parametrize("method", list(LinkMethod))
 def test_only_a_run_id_that_the_client_gave_is_a_conversation_id(method: LinkMethod) -> None:
     record = agent_run()[1]
-    record = replace(record, link=replace(record.link, method=method.value))
+    record = replace(record, link=structs.replace(record.link, method=method.value))
     server, attempt = request_spans(record)
     expected = record.link.run_id if method is LinkMethod.HEADER else None
     assert attempt.attributes.get("gen_ai.conversation.id") == expected
