@@ -51,9 +51,18 @@ class UpstreamClient(Protocol):
     """What the gateway needs of an HTTP client."""
 
     async def request(
-        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        *,
+        connect_timeout_s: float | None = None,
     ) -> UpstreamResponse:
-        """Send and wait for the answer's head. Raises ``ConnectFailed``, ``UpstreamBroken``. Cancelling cuts it."""
+        """Send and wait for the answer's head. Raises ``ConnectFailed``, ``UpstreamBroken``. Cancelling cuts it.
+
+        ``connect_timeout_s``: instead of the client's own, where a connection must be made.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,14 +83,20 @@ class WireClient:
             connection.cut()
 
     async def request(
-        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        *,
+        connect_timeout_s: float | None = None,
     ) -> WireResponse:
         """Send and wait for the answer's head; see ``UpstreamClient``."""
         if not self._is_open:
             raise RuntimeError("the client is not open")
         origin, target, host = _place(url)
         head = _head(method, target, host, headers, body)
-        connection = self._kept(origin) or await self._connect(origin)
+        connection = self._kept(origin) or await self._connect(origin, connect_timeout_s)
         return await connection.ask(head, body or b"")
 
     def keep(self, connection: _Connection) -> None:
@@ -119,13 +125,13 @@ class WireClient:
         idle = self._idle.get(origin)
         return idle.pop() if idle else None
 
-    async def _connect(self, origin: _Origin) -> _Connection:
+    async def _connect(self, origin: _Origin, timeout_s: float | None) -> _Connection:
         loop = asyncio.get_running_loop()
         tls = None
         if origin.is_tls:
             tls = self._tls = self._tls or ssl.create_default_context()
         try:
-            async with asyncio.timeout(self._options.connect_timeout_s):
+            async with asyncio.timeout(timeout_s or self._options.connect_timeout_s):
                 _, connection = await loop.create_connection(
                     lambda: _Connection(self, origin, loop), origin.host, origin.port, ssl=tls
                 )

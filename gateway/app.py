@@ -23,24 +23,21 @@ from billing.budgets import Budgets
 from billing.counters import LedgerCounters
 from billing.database import Place
 from billing.ledger import Ledger
-from billing.ledger_read import LedgerReader, RowFilter
-from billing.reports import Report
 from billing.shelf import PriceShelf
 from engine_adapter.embedded.launch import EmbeddedProcess
 from engine_adapter.wire_client import WireClient
 from gateway import assembly
 from gateway.access.keeper import KeeperOptions, KeyKeeper
-from gateway.access.roles import Right
 from gateway.admin import Admin
 from gateway.alerts import Webhook
 from gateway.answer_headers import AnswerHeaders
 from gateway.attempt import Attempter
-from gateway.console.instances import instance_row
-from gateway.console.routes import routes as console_routes
+from gateway.console.mount import mounted_console
 from gateway.diagnosis.watch import Build, PromptWatch
 from gateway.dispatch import Dispatcher
 from gateway.errors import SettingsError
-from gateway.fleet import Fleet, HealthOptions, Instance
+from gateway.failover import Failover
+from gateway.fleet import Fleet, Instance
 from gateway.flights import Flights
 from gateway.front import Front
 from gateway.gauges import StateCollector
@@ -57,6 +54,7 @@ from gateway.protocols.responses.protocol import Responses
 from gateway.protocols.responses.store import ResponseStore
 from gateway.recorder import Recorder
 from gateway.recovery import TraceFollower
+from gateway.replies import Replies
 from gateway.routing import POLICIES
 from gateway.settings import Settings, is_loopback
 from gateway.snapshots import IndexSnapshots
@@ -159,7 +157,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
             client=client,
             index=index,
             rates=assembly.rates(settings),
-            options=HealthOptions(settings.health.interval_s, settings.health.timeout_s),
+            options=assembly.health_options(settings),
             on_described=lambda instance: _load_tokenizers(instance, models, prompts, settings),
             snapshots=snapshots,
         )
@@ -180,33 +178,32 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         stack.callback(counters.close)
         metrics.registry.register(LedgerCollector(counters))
         spending = await _spending(settings, shelf, keeper, stack)
+        dispatcher = Dispatcher(
+            fleet,
+            index,
+            POLICIES[settings.routing.policy](),
+            settings.routing.seed,
+            asyncio.get_running_loop().call_later,
+        )
+        answer_headers = AnswerHeaders(
+            recorder.settled,
+            frozenset(settings.server.answer_headers),
+            summarizes_streams=settings.server.stream_summary,
+        )
+        limits = assembly.attempt_options(settings)
+        replies = Replies(answer_headers, limits.relay)
+        attempter = Attempter(client, fleet, linker, prompts, replies, limits)
         pipeline = Pipeline(
             keys=keys,
             models=models,
             linker=linker,
             prompts=prompts,
-            dispatcher=Dispatcher(
-                fleet,
-                index,
-                POLICIES[settings.routing.policy](),
-                settings.routing.seed,
-                asyncio.get_running_loop().call_later,
-            ),
-            attempter=Attempter(
-                client,
-                fleet,
-                linker,
-                prompts,
-                assembly.attempt_options(settings),
-                AnswerHeaders(
-                    recorder.settled,
-                    frozenset(settings.server.answer_headers),
-                    summarizes_streams=settings.server.stream_summary,
-                ),
-            ),
+            dispatcher=dispatcher,
+            attempter=attempter,
+            failover=Failover(dispatcher, attempter, prompts, replies, assembly.failover_options(settings)),
+            replies=replies,
             recorder=recorder,
             flights=flights,
-            max_attempts=settings.retry.attempts,
             spending=spending,
             compared=compared,
         )
@@ -231,14 +228,21 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         )
         app.add_routes(edge.routes())
         app.add_routes(admin.routes())
-        app.add_routes(
-            console_routes(
-                traces,
-                tenant_of=lambda request: _tenant_of(keys, request),
-                instances=lambda: [instance_row(instance) for instance in fleet.instances.values()],
-                report_of=lambda by, where: _report(place, by, where),
-            )
+        key_store = assembly.access_store(settings)
+        stack.push_async_callback(asyncio.to_thread, key_store.close)
+        console = mounted_console(
+            settings,
+            traces=traces,
+            place=place,
+            keys=keys,
+            key_store=key_store,
+            keys_changed=keeper.refresh,
+            fleet=fleet,
+            index=index,
+            flights=flights,
+            client=client,
         )
+        app.add_routes(console.routes())
 
         await snapshots.restore(fleet.instances)
         async with asyncio.TaskGroup() as group:
@@ -246,6 +250,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
                 group.create_task(fleet.run(), name="fleet"),
                 group.create_task(snapshots.run(fleet.feeds), name="index snapshots"),
                 group.create_task(keeper.run(), name="keys"),
+                group.create_task(console.run(), name="console"),
             ]
             if pool is not None:
                 tasks.append(group.create_task(keep_alive(pool), name="pool"))
@@ -323,12 +328,6 @@ async def _listening(
         await runner.cleanup()
 
 
-def _report(place: Place, by: Sequence[str], where: RowFilter) -> Report:
-    """Read a report of the ledger, in whatever thread asks."""
-    with LedgerReader(place) as reader:
-        return reader.report(by, where)
-
-
 async def _keys(settings: Settings, shelf: PriceShelf, stack: AsyncExitStack) -> tuple[KeyRing, KeyKeeper]:
     """Return the keys there are, and what keeps them in step with their store. Raises ``SettingsError``."""
     ring, store = assembly.key_ring(settings), assembly.access_store(settings)
@@ -348,13 +347,6 @@ async def _keys(settings: Settings, shelf: PriceShelf, stack: AsyncExitStack) ->
             " [[keys]], or 'keepwarm key create'"
         )
     return ring, keeper
-
-
-def _tenant_of(keys: KeyRing, request: web.Request) -> str | None:
-    """Return whose runs a visitor of the console may see (``None``: everybody's). Raises ``Unauthorized``."""
-    is_money = request.path.startswith("/console/cost")
-    caller = keys.authenticate(request.headers, Right.SEE_COSTS if is_money else Right.SEE_RUNS)
-    return None if caller.is_admin else caller.identity.tenant
 
 
 class _Readiness:

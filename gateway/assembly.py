@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import defaultdict
@@ -28,9 +29,11 @@ from gateway.access.records import Subject
 from gateway.access.roles import Role, rights_of
 from gateway.access.store import AccessStore
 from gateway.attempt import AttemptOptions
+from gateway.breaker import BreakerOptions
 from gateway.diagnosis.watch import ContentPolicy, WatchOptions
 from gateway.errors import SettingsError
-from gateway.fleet import InstanceSpec
+from gateway.failover import FailoverOptions
+from gateway.fleet import HealthOptions, InstanceSpec, Timeouts
 from gateway.identity import Caller, Key, KeyRing, digest_of
 from gateway.limits.redis_counts import RedisCounts
 from gateway.limits.rules import CountStore, Level, LimitRule, Outage, Resource
@@ -221,6 +224,13 @@ def instance_spec(settings: InstanceSettings) -> InstanceSpec:
         follows_events=settings.events == "auto",
         capacity_tokens=settings.capacity_tokens,
         speaks=None if settings.speaks is None else frozenset(settings.speaks),
+        timeouts=Timeouts(
+            settings.connect_timeout_s,
+            settings.first_byte_timeout_s,
+            settings.idle_timeout_s,
+            settings.total_timeout_s,
+        ),
+        repeats=settings.repeats,
         event_sources=_event_sources(settings.kv_events),
         tiers=settings.tiers,
     )
@@ -295,6 +305,24 @@ def snapshot_options(settings: Settings) -> SnapshotOptions:
     return SnapshotOptions(settings.routing.index_snapshot_s, settings.routing.index_bytes)
 
 
+def health_options(settings: Settings) -> HealthOptions:
+    """Return how instances are watched."""
+    health = settings.health
+    breaker = BreakerOptions(
+        failures=health.breaker_failures,
+        window_s=health.breaker_window_s,
+        period_s=health.interval_s,
+        slow_start_s=health.slow_start_s,
+    )
+    return HealthOptions(health.interval_s, health.timeout_s, breaker)
+
+
+def failover_options(settings: Settings) -> FailoverOptions:
+    """Return what may be tried again."""
+    retry = settings.retry
+    return FailoverOptions(attempts=retry.attempts, repeats=retry.repeats, continues=retry.continues)
+
+
 def attempt_options(settings: Settings) -> AttemptOptions:
     """Return the limits of an attempt."""
     stream = settings.stream
@@ -303,6 +331,7 @@ def attempt_options(settings: Settings) -> AttemptOptions:
             heartbeat_s=stream.heartbeat_s,
             first_byte_timeout_s=stream.first_byte_timeout_s,
             idle_timeout_s=stream.idle_timeout_s,
+            total_timeout_s=stream.total_timeout_s or math.inf,
             client_stall_s=stream.client_stall_s,
             event_cap_bytes=stream.event_cap_bytes,
         ),

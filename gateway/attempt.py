@@ -1,31 +1,32 @@
 """Stage 7: one engine is asked, and its answer goes to the client.
 
-A request goes elsewhere only when it cannot have run: no connection came about (``ConnectFailed``), or the engine said
-so (``Refused``: 429 or 503). Anything else that breaks after sending is told to the client, since inference that may
-have run is never repeated behind its back.
+One try and no more. What became of it is an exception that says how far it came, and with that what may be done next:
+``ConnectFailed`` (nothing was sent) and ``Refused`` (the engine said that it took nothing on) leave every way open;
+after ``Lost`` the engine may have worked. ``failover`` decides.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from engine_adapter.base import OPENAI_ENDPOINTS, Merge
+from engine_adapter.base import OPENAI_ENDPOINTS, Continuation, Merge
 from engine_adapter.base import Ask as EngineAsk
 from engine_adapter.errors import AnswerTooLong, ConnectFailed, UpstreamBroken
 from engine_adapter.http import UpstreamClient, UpstreamResponse
-from gateway.answer_headers import AnswerHeaders
 from gateway.dispatch import Route
 from gateway.draft import Draft
-from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnusable
-from gateway.fleet import Fleet, Instance
+from gateway.errors import EngineGaveUp, GatewayError, OverTime, UpstreamTimeout, UpstreamUnusable
+from gateway.fleet import Fleet, Instance, Timeouts
 from gateway.prompts import PromptBook
 from gateway.protocols.base import Ask, Sent
-from gateway.relay import RelayOptions, Reply, StreamWriter, relay
+from gateway.relay import RelayOptions, Reply, StreamWriter, Through, relay
+from gateway.replies import Refused, Replies
+from gateway.takeover import Plan
 from tracing.messages import message_chain
-from tracing.record import Outcome
+from tracing.record import AttemptRole, Outcome
 from tracing.runs import RunLinker
 
 LONG_BODY_BYTES = 1 << 17
@@ -33,20 +34,24 @@ LONG_BODY_BYTES = 1 << 17
 
 _ERROR_BODY_BYTES = 1 << 20
 _MAY_GO_ELSEWHERE = frozenset({429, 503})
-_PASSED_HEADERS = ("retry-after", "x-ratelimit-", "anthropic-ratelimit-")
+_LOOK_S = 1.0
+_CHAT_PATH = "/v1/chat/completions"
 
 
-class Refused(Exception):
-    """The engine took nothing on; the request may go elsewhere."""
+class Lost(Exception):
+    """The engine got the request and failed then: it may have worked.
 
-    def __init__(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-        super().__init__(f"the engine answered {status}")
-        self.status, self.body, self.headers = status, body, headers
+    ``refused``: what it answered, where that was an error of its own (5xx). ``in_stream``: its stream had begun.
+    """
+
+    def __init__(self, error: GatewayError, *, refused: Refused | None = None, in_stream: bool = False) -> None:
+        super().__init__(error.message)
+        self.error, self.refused, self.in_stream = error, refused, in_stream
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptOptions:
-    """Limits of one attempt."""
+    """Limits of one attempt, for instances that have none of their own."""
 
     relay: RelayOptions
     answer_cap_bytes: int = 64 << 20
@@ -61,24 +66,57 @@ class Attempter:
         fleet: Fleet,
         linker: RunLinker,
         prompts: PromptBook,
+        replies: Replies,
         options: AttemptOptions,
-        headers: AnswerHeaders,
     ) -> None:
         self._client, self._fleet, self._linker, self._options = client, fleet, linker, options
-        self._prompts, self._headers = prompts, headers
+        self._prompts, self._replies = prompts, replies
+        self._limits: dict[Timeouts, RelayOptions] = {}
 
-    async def run(self, route: Route, ask: Ask, salt: str | None, draft: Draft, reply: Reply) -> None:
-        """Ask the instance of ``route`` and carry its answer to the client, whatever it is.
+    async def run(
+        self, route: Route, ask: Ask, salt: str | None, draft: Draft, reply: Reply, plan: Plan | None = None
+    ) -> None:
+        """Ask the instance of ``route`` and carry its answer to the client. With a ``plan`` it goes on with an answer
+        that another began.
 
-        Raises ``ConnectFailed`` and ``Refused``, after which another instance may be asked; ``UpstreamUnusable`` for a
-        failure before anything was shown; ``ClientGone``.
+        Raises ``ConnectFailed``, ``Refused`` and ``Lost``, after which the client may still be answered otherwise; a
+        refusal that is the client's own fault it gets at once. Raises ``ClientGone``.
         """
-        instance, adapter = route.instance, route.instance.spec.adapter
-        is_native = _goes_natively(ask, instance, salt)
+        instance = route.instance
+        limits = self._limits_of(instance)
+        is_native = _goes_natively(ask, instance, salt) if plan is None else ask.endpoint in OPENAI_ENDPOINTS
+        send = await self._sending(instance, ask, salt, draft, plan, is_native=is_native)
+        writer = StreamWriter(reply, limits) if ask.stream else None
+        draft.begin_attempt(instance.id, AttemptRole.ANSWER if plan is None else AttemptRole.CONTINUATION)
+        draft.sent_ns, draft.engine_may_work = draft.now_ns(), True
+        try:
+            response = await self._head(send, instance, limits, writer, draft)
+            try:
+                if draft.reader is None:
+                    self._read_by(instance, ask, draft, is_native=is_native)
+                await self._answer(response, route, limits, writer, draft, reply, plan)
+            finally:
+                response.close()
+        except ConnectFailed as error:
+            draft.engine_may_work = plan is not None
+            draft.end_attempt(None, "connect_failed")
+            self._fleet.connect_failed(instance, error)
+            raise
+        except Lost as lost:
+            if _tells_of_health(lost.error):
+                self._fleet.request_failed(instance, route.ticket, lost.error)
+            raise
+
+    async def _sending(
+        self, instance: Instance, ask: Ask, salt: str | None, draft: Draft, plan: Plan | None, *, is_native: bool
+    ) -> Coroutine[Any, Any, UpstreamResponse]:
+        """Return what sends the request."""
+        adapter = instance.spec.adapter
         if is_native and ask.endpoint not in OPENAI_ENDPOINTS:
             draft.counts_checked = False  # what prompt it makes of the request is its own affair
         sent = ask.native if is_native and ask.native is not None else ask.translated
         prompt = draft.prompt if draft.prompt is not None and not (is_native and ask.endpoint != "chat") else None
+        input_ids = prompt.input_ids if prompt is not None and (plan is None or plan.keeps_input_ids) else None
         prepared = adapter.prepare(
             EngineAsk(
                 request_id=draft.request_id,
@@ -86,54 +124,57 @@ class Attempter:
                 model=None if ask.model == draft.served_model else draft.served_model,
                 salt=salt if instance.capabilities.salt else None,
                 endpoint=ask.endpoint if is_native else "chat",
-                input_ids=prompt.input_ids if prompt is not None else None,
+                input_ids=plan.input_ids if plan is not None and plan.input_ids is not None else input_ids,
                 wants_output_ids=prompt is not None and prompt.answerable is not None,
+                begun=plan.begun if plan is not None else None,
             )
         )
         members = prepared.members if prompt is None else {**prepared.members, **prompt.members}
+        if plan is not None:
+            members = {**members, **plan.members}
         own = {**(draft.forwarded if is_native else {}), **instance.spec.headers, **prepared.headers}
         headers = {"content-type": "application/json", **_traced(draft), **own}
         url = f"{instance.spec.url}{draft.protocol.path if is_native else _CHAT_PATH}"
-        send = self._client.request("POST", url, headers, await _edited(sent, members))
-        writer = StreamWriter(reply, self._options.relay) if ask.stream else None
-        draft.begin_attempt(instance.id)
-        draft.sent_ns, draft.engine_may_work = draft.now_ns(), True
-        try:
-            response = await self._head(send, writer, draft)
-        except ConnectFailed as error:
-            draft.engine_may_work = False
-            draft.end_attempt(None, "connect_failed")
-            self._fleet.connect_failed(instance, error)
-            raise
-        except UpstreamBroken:
-            draft.end_attempt(None, "broken")
-            instance.wake.set()
-            raise UpstreamUnusable("the engine closed the connection without an answer") from None
-        draft.reader = draft.protocol.reader(ask, adapter, draft.answering(), is_native=is_native)
-        try:
-            await self._answer(response, route, writer, draft, reply)
-        finally:
-            response.close()
+        body = await _edited(sent, members)
+        return self._client.request("POST", url, headers, body, connect_timeout_s=instance.spec.timeouts.connect_s)
+
+    def _read_by(self, instance: Instance, ask: Ask, draft: Draft, *, is_native: bool) -> None:
+        adapter = instance.spec.adapter
+        draft.is_native, draft.adapter_name = is_native, adapter.name
+        reader = draft.reader = draft.protocol.reader(ask, adapter, draft.answering(), is_native=is_native)
+        draft.journal.follow(lambda: reader.seen.pieces)
 
     async def _head(
-        self, send: Coroutine[Any, Any, UpstreamResponse], writer: StreamWriter | None, draft: Draft
+        self,
+        send: Coroutine[Any, Any, UpstreamResponse],
+        instance: Instance,
+        limits: RelayOptions,
+        writer: StreamWriter | None,
+        draft: Draft,
     ) -> UpstreamResponse:
-        """Wait for the answer's head, with heartbeats for a client that streams."""
-        limit_s = self._options.relay.first_byte_timeout_s
+        """Wait for the answer's head, with heartbeats for a client that streams, while the instance is there."""
+        limit_s = min(limits.first_byte_timeout_s, limits.total_timeout_s)
         task, is_taken = asyncio.ensure_future(send), False
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(limit_s if limit_s < float("inf") else None):
                 while True:
-                    await asyncio.wait({task}, timeout=writer.heartbeat_due_s() if writer is not None else None)
+                    due_s = _LOOK_S if writer is None else min(writer.heartbeat_due_s(), _LOOK_S)
+                    await asyncio.wait({task}, timeout=due_s)
                     if task.done():
                         is_taken = True
                         return task.result()
-                    if writer is not None:
-                        await writer.start(self.headers(draft))
+                    if instance.is_silent_for(limits.idle_timeout_s):
+                        raise TimeoutError
+                    if writer is not None and not writer.heartbeat_due_s():
+                        await writer.start(self._replies.headers.of(draft))
                         await writer.heartbeat()
         except TimeoutError:
             draft.end_attempt(None, "timeout")
-            raise UpstreamTimeout(f"the engine did not answer within {limit_s:g} s") from None
+            error = UpstreamTimeout("the engine did not answer in time")
+            raise Lost(error, in_stream=False) from None
+        except UpstreamBroken:
+            draft.end_attempt(None, "broken")
+            raise Lost(UpstreamUnusable("the engine closed the connection without an answer")) from None
         finally:
             if not task.done():
                 task.cancel()
@@ -142,76 +183,107 @@ class Attempter:
                 task.result().close()  # it came at the very moment when nobody wanted it any more
 
     async def _answer(
-        self, response: UpstreamResponse, route: Route, writer: StreamWriter | None, draft: Draft, reply: Reply
+        self,
+        response: UpstreamResponse,
+        route: Route,
+        limits: RelayOptions,
+        writer: StreamWriter | None,
+        draft: Draft,
+        reply: Reply,
+        plan: Plan | None,
     ) -> None:
-        status = response.status
-        if status != 200:
-            await self._refusal(response, draft, reply)
+        if response.status != 200:
+            await self._refusal(response, limits, draft, reply, is_first=plan is None)
         elif writer is not None and response.headers.get("content-type", "").startswith("text/event-stream"):
-            await self._stream(response, route, writer, draft)
+            await self._stream(response, route, limits, writer, draft, plan)
+        elif plan is not None:
+            raise Lost(UpstreamUnusable("the engine does not answer with a stream"), in_stream=True)
         else:
-            await self._whole(response, draft, reply)
+            await self._whole(response, limits, draft, reply)
+            self._fleet.request_answered(route.instance, route.ticket)
 
-    async def _refusal(self, response: UpstreamResponse, draft: Draft, reply: Reply) -> None:
-        body = await self._read(response, _ERROR_BODY_BYTES, draft)
-        draft.engine_may_work = False
+    async def _refusal(
+        self, response: UpstreamResponse, limits: RelayOptions, draft: Draft, reply: Reply, *, is_first: bool
+    ) -> None:
+        body = await self._read(response, limits, _ERROR_BODY_BYTES, draft)
         draft.end_attempt(response.status, f"status_{response.status}")
         refused = Refused(response.status, body, response.headers)
-        if response.status in _MAY_GO_ELSEWHERE:
+        if response.status >= 500 and response.status not in _MAY_GO_ELSEWHERE:
+            code = f"engine_{response.status}"
+            raise Lost(UpstreamUnusable(f"the engine answered {response.status}", code=code), refused=refused)
+        draft.engine_may_work = not is_first
+        if response.status in _MAY_GO_ELSEWHERE or not is_first:
             raise refused
-        await self.show_refusal(refused, draft, reply)
+        draft.reader = None
+        await self._replies.show_refusal(refused, draft, reply)
 
-    async def _whole(self, response: UpstreamResponse, draft: Draft, reply: Reply) -> None:
-        body = await self._read(response, self._options.answer_cap_bytes, draft)
+    async def _whole(self, response: UpstreamResponse, limits: RelayOptions, draft: Draft, reply: Reply) -> None:
+        body = await self._read(response, limits, self._options.answer_cap_bytes, draft)
         draft.end_attempt(200)
         assert draft.reader is not None
         shown = draft.reader.answer(body)
         self.remember_answer(draft)
         kind = response.headers.get("content-type", "application/json")
-        await reply.send(200, {**self._headers.of(draft, is_whole=True), "content-type": kind}, shown)
+        await reply.send(200, {**self._replies.headers.of(draft, is_whole=True), "content-type": kind}, shown)
         draft.end(Outcome.OK, 200)
 
-    async def _stream(self, response: UpstreamResponse, route: Route, writer: StreamWriter, draft: Draft) -> None:
+    async def _stream(
+        self,
+        response: UpstreamResponse,
+        route: Route,
+        limits: RelayOptions,
+        writer: StreamWriter,
+        draft: Draft,
+        plan: Plan | None,
+    ) -> None:
         instance, sent_ns, reader = route.instance, draft.sent_ns or 0, draft.reader
         assert reader is not None
+        is_answering = False
 
         def on_output() -> None:
-            if draft.output_seen():
+            nonlocal is_answering
+            is_first = draft.output_seen()
+            if is_answering:
+                return
+            is_answering = True
+            route.reservation.answered()
+            self._fleet.request_answered(instance, route.ticket)
+            if is_first:
                 elapsed_s = (draft.now_ns() - sent_ns) / 1e9
                 instance.rates = instance.rates.learned(route.reservation.ahead_tokens, elapsed_s)
-                route.reservation.answered()
                 if route.watch is not None:
                     route.watch.computed()
 
         draft.status = 200
-        writer.last_words = lambda: self._headers.summary(draft)
-        await writer.start(self.headers(draft))
+        writer.last_words = lambda: self._replies.headers.summary(draft)
+        await writer.start(self._replies.headers.of(draft))
         error = await relay(
             response,
             writer,
             reader,
-            self._options.relay,
+            limits,
             on_output,
             lambda: self.remember_answer(draft),
-            lambda error: draft.protocol.error_body(error, draft.request_id),
+            through=_through(instance, draft, plan),
+            is_gone=lambda: instance.is_silent_for(limits.idle_timeout_s),
         )
-        if error is None:
-            draft.end_attempt(200)
-            draft.end(Outcome.OK, 200)
-        else:
-            draft.end_attempt(200, error.code)
-            draft.end(Outcome.TRUNCATED, 200, error.code)
+        draft.end_attempt(200, None if error is None else error.code)
+        if error is not None:
+            raise Lost(error, in_stream=True)
+        draft.end(Outcome.OK, 200)
 
-    async def _read(self, response: UpstreamResponse, limit_bytes: int, draft: Draft) -> bytes:
+    async def _read(self, response: UpstreamResponse, limits: RelayOptions, limit_bytes: int, draft: Draft) -> bytes:
+        limit_s = min(limits.first_byte_timeout_s, limits.total_timeout_s)
         try:
-            async with asyncio.timeout(self._options.relay.first_byte_timeout_s):
+            async with asyncio.timeout(limit_s if limit_s < float("inf") else None):
                 return await response.read_all(limit_bytes)
         except TimeoutError:
             draft.end_attempt(response.status, "timeout")
-            raise UpstreamTimeout("the engine stopped in the middle of its answer") from None
+            raise Lost(UpstreamTimeout("the engine stopped in the middle of its answer")) from None
         except UpstreamBroken:
             draft.end_attempt(response.status, "broken")
-            raise UpstreamUnusable("the engine's connection broke in the middle of its answer") from None
+            error = UpstreamUnusable("the engine's connection broke in the middle of its answer")
+            raise Lost(error) from None
         except AnswerTooLong as error:
             draft.end_attempt(response.status, "answer_too_long")
             raise UpstreamUnusable(str(error), code="answer_too_long") from None
@@ -226,7 +298,13 @@ class Attempter:
         draft.message_tip = chain[-1].digest.hex() if chain else None
         ids = [call.id for call in seen.tool_calls if call.id]
         self._linker.answered(
-            draft.link, draft.request_id, ids, chain, key_id=draft.identity.key_id, response_id=seen.response_id
+            draft.link,
+            draft.request_id,
+            ids,
+            chain,
+            key_id=draft.identity.key_id,
+            response_id=seen.response_id,
+            message=message,
         )
 
     def _remember_ids(self, draft: Draft) -> None:
@@ -238,38 +316,19 @@ class Attempter:
             counted = seen.usage.get("prompt_tokens") if seen.usage is not None else None
             self._prompts.remember(draft.prompt, message, seen.output_ids, counted)
 
-    async def show_refusal(self, refused: Refused, draft: Draft, reply: Reply) -> None:
-        """Give the client the engine's own refusal: status, words and Retry-After."""
-        outcome = Outcome.UPSTREAM_REFUSED if refused.status < 500 else Outcome.UPSTREAM_FAILED
-        draft.end(outcome, refused.status, f"engine_{refused.status}")
-        body = draft.protocol.engine_error_body(refused.status, refused.body, draft.request_id)
-        if reply.is_started:
-            await self._end_stream(body, draft, reply)
-            return
-        passed = {name: value for name, value in refused.headers.items() if name.startswith(_PASSED_HEADERS)}
-        await reply.send(refused.status, {**self.headers(draft), **passed, "content-type": "application/json"}, body)
-
-    async def show_error(self, error: GatewayError, draft: Draft, reply: Reply) -> None:
-        """Give the client an error of ours, as a status or, once a stream has begun, as its last event."""
-        body = draft.protocol.error_body(error, draft.request_id)
-        if reply.is_started:
-            await self._end_stream(body, draft, reply)
-            return
-        headers = {**self.headers(draft), "content-type": "application/json"}
-        if error.retry_after_s is not None:
-            headers["retry-after"] = str(error.retry_after_s)
-        await reply.send(error.status, headers, body)
-
-    async def _end_stream(self, error_body: bytes, draft: Draft, reply: Reply) -> None:
-        failure = draft.reader.failure if draft.reader is not None else draft.protocol.failed_stream
-        await StreamWriter(reply, self._options.relay).end(failure(error_body))
-
-    def headers(self, draft: Draft) -> dict[str, str]:
-        """Return the headers by which a client finds its request again."""
-        return self._headers.of(draft)
-
-
-_CHAT_PATH = "/v1/chat/completions"
+    def _limits_of(self, instance: Instance) -> RelayOptions:
+        """Return the limits that hold at this instance."""
+        own = instance.spec.timeouts
+        limits = self._limits.get(own)
+        if limits is None:
+            common = self._options.relay
+            limits = self._limits[own] = replace(
+                common,
+                first_byte_timeout_s=own.first_byte_s or common.first_byte_timeout_s,
+                idle_timeout_s=own.idle_s or common.idle_timeout_s,
+                total_timeout_s=own.total_s or common.total_timeout_s,
+            )
+        return limits
 
 
 async def _edited(sent: Sent, members: Mapping[str, object | Merge]) -> bytes:
@@ -284,6 +343,22 @@ def _goes_natively(ask: Ask, instance: Instance, salt: str | None) -> bool:
     takes = instance.capabilities
     loses_salt = salt is not None and takes.salt and ask.endpoint not in takes.salted_endpoints
     return not (loses_salt and ask.refusal is None)
+
+
+def _through(instance: Instance, draft: Draft, plan: Plan | None) -> Through | None:
+    """Return what the engine's events go through before the reader sees them."""
+    journal = draft.journal if instance.capabilities.continuation is Continuation.IDS else None
+    if journal is None:
+        draft.journal.is_whole = False
+    if plan is None or journal is None:
+        return journal if plan is None else plan.splice
+    splice = plan.splice
+    return lambda event: [made for told in journal(event) for made in splice(told)]
+
+
+def _tells_of_health(error: GatewayError) -> bool:
+    """Tell whether a failure says something of the instance, and not of one request."""
+    return not isinstance(error, OverTime | EngineGaveUp) and error.code not in ("event_too_long", "answer_too_long")
 
 
 def _traced(draft: Draft) -> dict[str, str]:

@@ -8,9 +8,11 @@ The expectation outlives the request by a moment, until the events have said wha
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gateway.breaker import Ticket
 from gateway.fleet import Fleet, Instance
 from gateway.models import ModelOptions
 from gateway.prompt_job import Prompt
@@ -38,6 +40,7 @@ class Route:
     instance: Instance
     decision: Decision
     reservation: Reservation
+    ticket: Ticket
     forget_blocks: Callable[[], None]
     watch: Watch | None = None
     """Wants to know what the instance reports of this prompt."""
@@ -45,6 +48,7 @@ class Route:
     def release(self) -> None:
         """The request is over there. Once."""
         self.reservation.release()
+        self.instance.breaker.dropped(self.ticket)
         self.forget_blocks()
 
 
@@ -79,6 +83,10 @@ class Dispatcher:
             raise ask.refusal
         return unable
 
+    def without(self, model: str, can: Callable[[Instance], bool]) -> frozenset[str]:
+        """Return the instances that cannot do what is asked of them."""
+        return frozenset(instance.id for instance in self._fleet.serving(model) if not can(instance))
+
     def route(self, model: str, prompt: Prompt | None, body_bytes: int, tried: frozenset[str]) -> Route | None:
         """Choose and reserve; ``None`` when no instance that was not tried yet takes requests."""
         instances = self._fleet.serving(model)
@@ -93,7 +101,8 @@ class Dispatcher:
         view = next(view for view in views if view.instance == decision.instance)
         reservation = chosen.load.reserve(view.fresh_tokens(tokens))
         watch = self._watch(chosen, prompt, decision)
-        return Route(chosen, decision, reservation, self._expect(view, prompt), watch)
+        ticket = chosen.breaker.begin(time.monotonic())
+        return Route(chosen, decision, reservation, ticket, self._expect(view, prompt), watch)
 
     def foresee(self, model: str, prompt: Prompt | None, body_bytes: int, without: frozenset[str]) -> Decision | None:
         """Return what would be decided now; nothing is reserved, and chance may decide otherwise."""
@@ -134,7 +143,8 @@ class Dispatcher:
         for size, hashes in (prompt.hashes if prompt is not None else {}).items():
             same = [instance.id for instance in instances if sizes.get(instance.id) == size]
             matches |= self._index.match(hashes, same)
-        views = []
+        views, now_s = [], time.monotonic()
+        held_back = _held_back(instances, now_s) if now_s < self._fleet.warm_at_s else ()
         for instance in instances:
             match = matches.get(instance.id)
             hits, pending, matched = NO_HITS, 0, 0
@@ -155,13 +165,23 @@ class Dispatcher:
                     instance.load.queued_tokens,
                     instance.load.running,
                     instance.rates,
-                    healthy=instance.takes_requests,
+                    healthy=instance.takes_requests and instance not in held_back,
                     exact=match is not None and match.knowledge is Knowledge.COMPLETE,
                     pending_tokens=pending,
                     matched_blocks=matched,
                 )
             )
         return views
+
+
+def _held_back(instances: Sequence[Instance], now_s: float) -> Sequence[Instance]:
+    """Return those that came up lately and have their share of requests already, while others take some."""
+    shares = [instance.breaker.share(now_s) for instance in instances]
+    steady = [i.load.running for i, share in zip(instances, shares, strict=True) if share == 1 and i.takes_requests]
+    if not steady:
+        return ()
+    most = max(steady)
+    return [i for i, share in zip(instances, shares, strict=True) if share < 1 and i.load.running > share * most]
 
 
 def _nothing() -> None:

@@ -15,9 +15,11 @@ from gateway.limits.rules import Taken
 from gateway.prompt_job import Prompt
 from gateway.protocols.base import Answering, AnswerReader, Ask, EndpointProtocol
 from gateway.residency import Watch
+from gateway.splice import Journal
 from tracing.messages import MessageChain
 from tracing.record import (
     Attempt,
+    AttemptRole,
     Charge,
     Decision,
     HitSource,
@@ -64,6 +66,7 @@ class Draft:
     attempts: list[Attempt] = field(default_factory=list)
     attempt_instance: str | None = None  # of the attempt that runs now
     attempt_started_ns: int = 0
+    attempt_role: AttemptRole = AttemptRole.ANSWER
     ask: Ask | None = None  # the request as it was read
     prompt: Prompt | None = None
     prompt_tokens: int | None = None
@@ -75,6 +78,9 @@ class Draft:
     message_tip: str | None = None
     marks: PrefixMarks | None = None
     reader: AnswerReader | None = None
+    journal: Journal = field(default_factory=Journal)  # ids of the answer's tokens, where engines tell them
+    is_native: bool = True  # the reader follows an engine that speaks the endpoint itself
+    adapter_name: str = ""  # of the engine that the reader was made for
     ticket: Ticket = field(default_factory=Ticket)  # what is reserved in budgets
     passage: Passage | None = None  # what is taken of the caller's limits
     limits: tuple[Taken, ...] = ()  # how its limits stood, for the client to know
@@ -89,6 +95,7 @@ class Draft:
     first_token_ns: int | None = None
     last_token_ns: int | None = None
     arrived_ns: int = field(default_factory=time.time_ns)
+    _attempt_pieces: int = 0
     _anchor_ns: int = field(default_factory=time.monotonic_ns)
 
     @property
@@ -113,15 +120,29 @@ class Draft:
         """Return the time; it never runs backwards within a request."""
         return self.arrived_ns + time.monotonic_ns() - self._anchor_ns
 
-    def begin_attempt(self, instance: str) -> None:
+    @property
+    def delivered_pieces(self) -> int:
+        """Events with output that the client has got of a stream."""
+        return self.reader.seen.pieces if self.reader is not None else 0
+
+    def begin_attempt(self, instance: str, role: AttemptRole = AttemptRole.ANSWER) -> None:
         """An engine is about to be asked."""
         self.attempt_instance, self.attempt_started_ns = instance, self.now_ns()
+        self.attempt_role, self._attempt_pieces = role, self.delivered_pieces
 
     def end_attempt(self, status: int | None, error: str | None = None) -> None:
         """The attempt that runs is over. Does nothing when none runs."""
         if self.attempt_instance is not None:
             self.attempts.append(
-                Attempt(self.attempt_instance, self.attempt_started_ns, self.now_ns(), status=status, error=error)
+                Attempt(
+                    self.attempt_instance,
+                    self.attempt_started_ns,
+                    self.now_ns(),
+                    status=status,
+                    error=error,
+                    role=self.attempt_role,
+                    delivered_pieces=self._attempt_pieces,
+                )
             )
             self.attempt_instance = None
 

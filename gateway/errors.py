@@ -20,6 +20,9 @@ GatewayError               a request ends with ``status`` and a class that the c
 ├── LedgerFull             503: what a request costs cannot be written down now
 ├── LedgerAway             503: the ledger cannot be read now
 └── UpstreamUnusable       502 or 504: engines were tried and none answered
+    ├── UpstreamTimeout    an engine was silent for longer than it may be
+    │   └── OverTime       an answer took longer than an answer may take
+    └── EngineGaveUp       an engine ended its stream with an error of its own
 SettingsError              the process does not start
 
 Messages never quote a prompt, an answer or a key.
@@ -166,6 +169,22 @@ class UpstreamTimeout(UpstreamUnusable):
     """An engine was silent for longer than it may be."""
 
     status, code = 504, "upstream_timeout"
+
+
+class OverTime(UpstreamTimeout):
+    """An answer took longer than an answer may take. Nobody goes on with it."""
+
+    code = "over_time"
+
+
+class EngineGaveUp(UpstreamUnusable):
+    """An engine ended its stream with an error. ``engine_body`` holds its own words."""
+
+    code = "engine_gave_up"
+
+    def __init__(self, engine_body: bytes, *, code: str | None = None) -> None:
+        super().__init__("the engine gave up on this answer", code=code)
+        self.engine_body = engine_body
 
 
 class SettingsError(Exception):

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine_adapter.base import Capabilities, EngineAdapter, EventSource, InstanceFacts
 from engine_adapter.errors import ConnectFailed, UpstreamError
 from engine_adapter.http import UpstreamClient
+from gateway.breaker import Breaker, BreakerOptions, State, Ticket
 from gateway.feeds import Feed
 from gateway.residency import new_scores, predicted_residency
 from gateway.routing import Load, Rates
@@ -29,6 +32,16 @@ _log = logging.getLogger(__name__)
 _PROBE_BYTES = 1 << 20
 _TIERS = {tier.name.lower(): tier for tier in LOCAL_TIERS}
 OnDescribed = Callable[["Instance"], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Limits that are an instance's own; ``None``: those of all."""
+
+    connect_s: float | None = None
+    first_byte_s: float | None = None
+    idle_s: float | None = None
+    total_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +64,8 @@ class InstanceSpec:
     rank: int | None = None
     event_sources: tuple[EventSource, ...] = ()  # one for each rank, for engines that don't tell theirs
     tiers: tuple[str, ...] | None = None  # which its events speak of, for engines that don't tell
+    timeouts: Timeouts = Timeouts()
+    repeats: bool | None = None  # whether what may have run there may run again elsewhere; ``None``: as for all
 
     def of_rank(self, rank: int) -> InstanceSpec:
         """Return the same for one data-parallel rank."""
@@ -63,13 +78,16 @@ class HealthOptions:
 
     interval_s: float = 2.0
     timeout_s: float = 2.0
+    breaker: BreakerOptions = field(default_factory=BreakerOptions)
 
 
 class Instance:
     """One engine as it is now."""
 
-    def __init__(self, spec: InstanceSpec, rates: Rates) -> None:
+    def __init__(self, spec: InstanceSpec, rates: Rates, breaker: BreakerOptions | None = None) -> None:
         self.spec = spec
+        self.breaker = Breaker(breaker or BreakerOptions(), random.Random(spec.id))
+        self.silent_since_s: float | None = None  # when probes began to meet nobody, or silence (monotonic)
         self.id = spec.id  # its name
         self.rates = rates
         self._idle = asyncio.Event()
@@ -91,7 +109,14 @@ class Instance:
     @property
     def takes_requests(self) -> bool:
         """Whether new requests may go there."""
-        return self.is_healthy and not self.is_draining
+        if not self.is_healthy or self.is_draining:
+            return False
+        return self.breaker.state is State.CLOSED or self.breaker.admits(time.monotonic())
+
+    def is_silent_for(self, limit_s: float) -> bool:
+        """Tell whether nobody has answered a probe for so long: who waits there for an answer waits in vain."""
+        since_s = self.silent_since_s
+        return since_s is not None and time.monotonic() - since_s >= limit_s
 
     @property
     def capabilities(self) -> Capabilities:
@@ -130,13 +155,15 @@ class Fleet:
         on_described: OnDescribed | None = None,
         snapshots: IndexSnapshots | None = None,
     ) -> None:
-        self.instances = {spec.id: Instance(spec, rates) for spec in specs}
+        self._options = options or HealthOptions()
+        self.instances = {spec.id: Instance(spec, rates, self._options.breaker) for spec in specs}
         self.index = index
         self._client = client
-        self._options = options or HealthOptions()
         self._on_described = on_described
         self._snapshots = snapshots
         self._rates = rates
+        self._chance = random.Random()  # probes of many gateways should not fall together
+        self.warm_at_s = 0.0  # from then on every instance that is up takes its full share (monotonic)
         self._changed = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
 
@@ -153,7 +180,7 @@ class Fleet:
             raise ValueError(f"there is an instance {spec.id!r} already")
         if self._group is None:
             raise RuntimeError("the fleet is not running")
-        instance = self.instances[spec.id] = Instance(spec, self._rates)
+        instance = self.instances[spec.id] = Instance(spec, self._rates, self._options.breaker)
         self._group.create_task(self._watch(instance), name=f"watch {instance.id}")
         return instance
 
@@ -176,6 +203,18 @@ class Fleet:
     def connect_failed(self, instance: Instance, error: ConnectFailed) -> None:
         """A request found nobody there: nothing more goes there until a probe succeeds."""
         self._lost(instance, str(error))
+        instance.wake.set()
+
+    def request_answered(self, instance: Instance, ticket: Ticket) -> None:
+        """A request that was sent there is being answered."""
+        if instance.breaker.succeeded(ticket, time.monotonic()):
+            _log.info("instance %s takes requests again", instance.id)
+            self._warms_up()
+
+    def request_failed(self, instance: Instance, ticket: Ticket, error: Exception) -> None:
+        """A request that was sent there failed: a probe is due now, and after several in a row requests stay away."""
+        if instance.breaker.failed(ticket, time.monotonic()):
+            _log.warning("instance %s takes no requests for a moment: several failed (%s)", instance.id, error)
         instance.wake.set()
 
     async def until_ready(self, count: int = 1) -> None:
@@ -218,7 +257,7 @@ class Fleet:
 
     async def _pause(self, instance: Instance) -> None:
         try:
-            async with asyncio.timeout(self._options.interval_s):
+            async with asyncio.timeout(self._options.interval_s * self._chance.uniform(0.8, 1.0)):
                 await instance.wake.wait()
         except TimeoutError:
             pass
@@ -233,12 +272,12 @@ class Fleet:
                     await response.read_all(_PROBE_BYTES)  # to its end, so that the connection is kept
                 finally:
                     response.close()
-        except ConnectFailed:
-            self._lost(instance, _NOBODY)
-            return False
         except (UpstreamError, TimeoutError) as error:
-            self._lost(instance, f"the probe failed: {type(error).__name__}")
+            instance.silent_since_s = instance.silent_since_s or time.monotonic()
+            is_nobody = isinstance(error, ConnectFailed)
+            self._lost(instance, _NOBODY if is_nobody else f"the probe failed: {type(error).__name__}")
             return False
+        instance.silent_since_s = None
         if response.status != 200:
             self._lost(instance, f"the probe was answered {response.status}")
             return False
@@ -247,9 +286,7 @@ class Fleet:
     async def _describe(self, instance: Instance) -> None:
         spec = instance.spec
         facts = await spec.adapter.describe(self._client, spec.url, spec.headers)
-        facts = replace(
-            facts, event_sources=spec.event_sources or facts.event_sources, tiers=spec.tiers or facts.tiers
-        )
+        facts = replace(facts, event_sources=spec.event_sources or facts.event_sources, tiers=spec.tiers or facts.tiers)
         instance.facts = facts
         if self._on_described is not None:
             await self._on_described(instance)
@@ -291,8 +328,13 @@ class Fleet:
             _log.info(
                 "instance %s (%s) serves %s", instance.id, instance.spec.url, ", ".join(instance.models) or "nothing"
             )
+            instance.breaker.came_up(time.monotonic())
+            self._warms_up()
         instance.is_healthy, instance.trouble = True, None
         self._changed.set()
+
+    def _warms_up(self) -> None:
+        self.warm_at_s = time.monotonic() + self._options.breaker.slow_start_s
 
     def _lost(self, instance: Instance, why: str) -> None:
         if instance.is_healthy or why != instance.trouble:

@@ -7,7 +7,7 @@
  4    tokenize and hash                         ``prompts``
  5    match                                     ``dispatch`` over ``radix_index``
  6    route, reserve                            ``dispatch`` over ``routing``
- 7    send, relay, try elsewhere                ``attempt``
+ 7    send, relay, go on elsewhere              ``failover`` over ``attempt``
  8    close the one record                      ``recorder``
 ====  ========================================  ==========================================
 
@@ -24,13 +24,13 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from engine_adapter.errors import ConnectFailed
-from gateway.attempt import LONG_BODY_BYTES, Attempter, Refused
+from gateway.attempt import LONG_BODY_BYTES, Attempter
 from gateway.beginnings import Beginning, BodyMemo, Words, words_of
 from gateway.diagnosis.watch import PromptWatch
 from gateway.dispatch import Dispatcher
 from gateway.draft import Draft, forwarded_of, labels_of, traceparent_of
 from gateway.errors import BadRequest, Draining, GatewayError, NoInstance, UpstreamUnusable
+from gateway.failover import Failover
 from gateway.flights import Flights
 from gateway.guard import min_hit_of
 from gateway.identity import Caller, KeyRing, effective_salt
@@ -40,6 +40,7 @@ from gateway.prompts import PromptBook
 from gateway.protocols.base import Ask, EndpointProtocol, Sent, model_of, scan_body
 from gateway.recorder import Recorder
 from gateway.relay import ClientGone, Reply
+from gateway.replies import Replies
 from gateway.sessions import session_of
 from gateway.spending import Spending
 from tracing.record import Outcome, UsageSource
@@ -94,16 +95,17 @@ class Pipeline:
         prompts: PromptBook,
         dispatcher: Dispatcher,
         attempter: Attempter,
+        failover: Failover,
+        replies: Replies,
         recorder: Recorder,
         flights: Flights,
-        max_attempts: int,
         spending: Spending | None = None,
         compared: PromptWatch | None = None,
     ) -> None:
         """``compared``: holds each request against the one before it, once it is over."""
         self._keys, self._models, self._linker, self._prompts = keys, models, linker, prompts
         self._dispatcher, self._attempter, self._recorder, self._flights = dispatcher, attempter, recorder, flights
-        self._max_attempts, self._spending, self._compared = max_attempts, spending, compared
+        self._failover, self._replies, self._spending, self._compared = failover, replies, spending, compared
         self._bodies = BodyMemo()
 
     async def handle(self, arrival: Arrival, reply: Reply) -> None:
@@ -159,25 +161,11 @@ class Pipeline:
         draft.counts_checked = draft.counts_checked and prompt is not None and prompt.is_comparable
         if self._spending is not None and self._spending.holds_for(admitted.caller):
             await self._spending.admit(draft, admitted.ask, admitted.caller)
-        tried, unable = frozenset[str](), self._dispatcher.unable(admitted.model, admitted.ask)
+        unable = self._dispatcher.unable(admitted.model, admitted.ask)
         if (demand := min_hit_of(arrival.headers)) is not None:
             foreseen = self._dispatcher.foresee(admitted.model, prompt, len(admitted.ask.body), unable)
             unable |= demand.cold(foreseen, draft.prompt_tokens)
-        trouble: Refused | ConnectFailed | None = None
-        while len(tried) < self._max_attempts:
-            route = self._dispatcher.route(admitted.model, prompt, len(admitted.ask.body), tried | unable)
-            if route is None:
-                break
-            draft.decision, draft.watch, draft.routed_ns = route.decision, route.watch, draft.now_ns()
-            tried |= {route.instance.id}
-            try:
-                await self._attempter.run(route, admitted.ask, admitted.salt, draft, reply)
-                return
-            except (Refused, ConnectFailed) as error:
-                trouble = error
-            finally:
-                route.release()
-        await self._no_answer(trouble, admitted.model, draft, reply)
+        await self._failover.answer(admitted.model, admitted.ask, admitted.salt, draft, reply, unable)
 
     async def _admit(self, arrival: Arrival, draft: Draft) -> Admitted:
         caller = self._keys.authenticate(arrival.headers)
@@ -212,27 +200,24 @@ class Pipeline:
         if run_id is not None and (len(run_id) > _RUN_ID_CHARS or not run_id.isprintable()):
             raise BadRequest(f"x-keepwarm-run must be printable and at most {_RUN_ID_CHARS} characters")
         draft.chain, draft.tool_results = words.chain, words.new_result_ids
+        ask, session = admitted.ask, session_of(headers, (admitted.ask.native or admitted.ask.translated).form.values)
         draft.link = self._linker.link(
             RunEvidence(
                 key_id=admitted.caller.identity.key_id,
                 request_id=draft.request_id,
                 at_ns=draft.arrived_ns,
                 explicit_run_id=run_id,
-                session_id=session_of(headers),
-                previous_response_id=admitted.ask.previous_response_id,
+                session_id=session.key if session is not None else None,
+                previous_response_id=ask.previous_response_id,
                 tool_result_ids=words.result_ids,
                 message_hashes=draft.chain,
+                trace_id=None if draft.traceparent is None else draft.traceparent[3:35],
+                parent_session_id=session.parent if session is not None else None,
+                parent_run_id=headers.get("x-keepwarm-parent-run") or None,
+                conversation_id=run_id or (session.name if session is not None else None),
+                messages=(ask.messages if ask.linked is None else ask.linked) or (),
             )
         )
-
-    async def _no_answer(self, trouble: Refused | ConnectFailed | None, model: str, draft: Draft, reply: Reply) -> None:
-        """Every instance that could be tried refused or was not there."""
-        if isinstance(trouble, Refused):
-            await self._attempter.show_refusal(trouble, draft, reply)
-            return
-        if trouble is not None:
-            raise UpstreamUnusable("no engine could be reached", code="engine_unreachable")
-        raise NoInstance(f"no instance serves {model!r} now", retry_after_s=1)
 
     def _left(self, draft: Draft) -> None:
         """The client is gone. Some leave at the last word that they need, before ``[DONE]``: that answer is whole."""
@@ -245,7 +230,7 @@ class Pipeline:
     async def _refuse(self, error: GatewayError, outcome: Outcome, draft: Draft, reply: Reply) -> None:
         draft.fail(error, outcome)
         try:
-            await self._attempter.show_error(error, draft, reply)
+            await self._replies.show_error(error, draft, reply)
         except ClientGone:
             pass
 

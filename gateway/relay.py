@@ -4,23 +4,23 @@
 * The client's pace is the upstream's: nothing is read while a write waits, so that at most one read and one event lie
   in between. A client that takes nothing for ``client_stall_s`` is given up.
 * When nothing went to the client for ``heartbeat_s``, a comment does; it is no token and no event.
-* A stream ends as its protocol wants it. One that stops before its end gets an error event of that protocol; no finish
-  reason is ever made up, and half an event is never shown.
+* A stream ends as its protocol wants it. One that stops before its end is told to the caller, who lets another engine
+  go on with it or ends it with an error event of that protocol; no finish reason is ever made up, and half an event is
+  never shown.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
 from engine_adapter.errors import UpstreamBroken
 from engine_adapter.http import UpstreamResponse
-from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnusable
+from gateway.errors import EngineGaveUp, GatewayError, OverTime, UpstreamTimeout, UpstreamUnusable
 from gateway.protocols.base import AnswerReader
-from gateway.protocols.openai_errors import error_body as openai_error_body
 from gateway.protocols.sse import HEARTBEAT, EventCutter, EventTooLong, is_whole_event
 
 STREAM_HEADERS = {
@@ -29,6 +29,10 @@ STREAM_HEADERS = {
     "x-accel-buffering": "no",
 }
 _DRAIN_S = 1.0
+_LOOK_S = 1.0
+
+Through = Callable[[bytes], Sequence[bytes]]
+"""Turns an event of the engine that answers into those that the reader of this answer follows."""
 
 
 class ClientGone(Exception):
@@ -64,7 +68,8 @@ class RelayOptions:
 
     heartbeat_s: float = 15.0
     first_byte_timeout_s: float = 600.0  # until the first output, however much else comes
-    idle_timeout_s: float = 60.0
+    idle_timeout_s: float = 20.0
+    total_timeout_s: float = math.inf  # of one attempt
     client_stall_s: float = 60.0
     event_cap_bytes: int = 8 << 20
 
@@ -121,48 +126,59 @@ async def relay(
     options: RelayOptions,
     on_output: Callable[[], None],
     on_done: Callable[[], None],
-    error_body: Callable[[GatewayError], bytes] = openai_error_body,
+    *,
+    through: Through | None = None,
+    is_gone: Callable[[], bool] | None = None,
 ) -> GatewayError | None:
     """Carry the stream to its end; return what was wrong with the upstream, ``None`` for a whole answer.
 
-    The client has got a definite end either way. ``on_output`` is called at each event that brings output, before it is
-    written; ``on_done`` once, before the end of a whole answer is. ``error_body`` shapes errors of ours. Raises
-    ``ClientGone``; does not close ``response``.
+    A client has got the end of a whole answer, and the whole events of any other. ``on_output`` is called at each event
+    that brings output, before it is written; ``on_done`` once, before the end of a whole answer is. ``through`` stands
+    between engine and reader. ``is_gone`` tells, while no output has come, that nobody is there any more whom to wait
+    for. Raises ``ClientGone``; does not close ``response``.
     """
-
-    async def cut(error: GatewayError) -> GatewayError:
-        await writer.end(reader.failure(error_body(error)))
-        return error
-
-    cutter = EventCutter(options.event_cap_bytes)
-    with _Patience(response, writer) as patience:
+    cutter, has_output_come = EventCutter(options.event_cap_bytes), False
+    with _Patience(response, writer, options.total_timeout_s, is_gone) as patience:
         while not reader.has_ended():
             try:
-                limit_s = options.idle_timeout_s if reader.seen.pieces else options.first_byte_timeout_s
+                limit_s = options.idle_timeout_s if has_output_come else options.first_byte_timeout_s
                 data = await patience.next(limit_s)
-                events = cutter.feed(data) if data else _last(cutter.rest())
+                events: Sequence[bytes] = cutter.feed(data) if data else _last(cutter.rest())
             except TimeoutError:
-                return await cut(UpstreamTimeout(f"the engine was silent for {limit_s:g} s"))
+                if patience.is_over:
+                    return OverTime(f"the engine took longer than {options.total_timeout_s:g} s")
+                return UpstreamTimeout(f"the engine was silent for {patience.waited_s:.3g} s")
             except UpstreamBroken:
-                return await cut(UpstreamUnusable("the engine's connection broke", code="stream_truncated"))
+                if reader.seen.finish_reason is not None and reader.seen.error is None:
+                    break  # the answer is whole: only its end mark, and perhaps its usage, are lost
+                return UpstreamUnusable("the engine's connection broke", code="stream_truncated")
             except EventTooLong as error:
-                return await cut(UpstreamUnusable(str(error), code="event_too_long"))
+                return UpstreamUnusable(str(error), code="event_too_long")
             shown = []
+            if through is not None:
+                events = [event for raw in events for event in through(raw)]
             for event in events:
                 piece, has_output = reader.event(event)
                 if has_output:
+                    has_output_come = True
                     on_output()
                 shown.append(piece)
+                if reader.seen.error_body is not None:
+                    break  # it gave up, and nothing behind that counts
             if reader.has_ended():
                 on_done()
             if out := b"".join(shown):
                 await writer.write(out)
                 reader.seen.is_shown = reader.seen.finish_reason is not None and reader.seen.usage is not None
+            if reader.seen.error_body is not None:
+                return EngineGaveUp(reader.seen.error_body, code=reader.seen.error)
+            if has_output_come and patience.is_gone is not None:
+                patience.is_gone = None  # from here on the idle limit is what counts
             if not data:
                 break
     seen = reader.seen
     if not reader.has_ended() and seen.error is None and seen.finish_reason is None:
-        return await cut(UpstreamUnusable("the stream stopped before its end", code="stream_truncated"))
+        return UpstreamUnusable("the stream stopped before its end", code="stream_truncated")
     return await _end(response, writer, reader, on_done)
 
 
@@ -172,23 +188,40 @@ class _Patience:
     One timer a stream, which is looked at when it fires: timeouts set anew at each read would cost more than the read.
     """
 
-    def __init__(self, response: UpstreamResponse, writer: StreamWriter) -> None:
+    def __init__(
+        self, response: UpstreamResponse, writer: StreamWriter, total_s: float, is_gone: Callable[[], bool] | None
+    ) -> None:
         self._response, self._writer, self._loop = response, writer, asyncio.get_running_loop()
+        self.is_gone = is_gone
+        self._from = self._loop.time()
+        self._end = self._from + total_s
         self._until = self._fires_at = math.inf
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all the time that there was is over."""
+        return self._loop.time() >= self._end
+
+    @property
+    def waited_s(self) -> float:
+        """How long the read that runs, or the last one, took."""
+        return self._loop.time() - self._from
+
     async def next(self, limit_s: float) -> bytes:
         """Return the next read. Raises ``TimeoutError`` at the limit."""
-        self._until = self._loop.time() + limit_s
+        self._from = self._loop.time()
+        self._until = min(self._from + limit_s, self._end)
         while True:
             if self._fires_at > self._until or self._timer is None:
                 self._set_timer()
             try:
                 return await self._response.read_some()
             except TimeoutError:
-                if self._loop.time() >= self._until:
+                if self._loop.time() >= self._until or (self.is_gone is not None and self.is_gone()):
                     raise
-                await self._writer.heartbeat()
+                if not self._writer.heartbeat_due_s():
+                    await self._writer.heartbeat()
 
     def _left_s(self) -> float:
         return max(min(self._until - self._loop.time(), self._writer.heartbeat_due_s()), 0.0)
@@ -196,13 +229,13 @@ class _Patience:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        left_s = self._left_s()
+        left_s = self._left_s() if self.is_gone is None else min(self._left_s(), _LOOK_S)
         self._fires_at = self._loop.time() + left_s
         self._timer = self._loop.call_later(left_s, self._look_at_the_clock)
 
     def _look_at_the_clock(self) -> None:
         self._timer = None
-        if self._left_s():
+        if self._left_s() and not (self.is_gone is not None and self.is_gone()):
             self._set_timer()
         else:
             self._response.interrupt()

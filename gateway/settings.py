@@ -93,7 +93,8 @@ class StreamSettings(_Strict):
 
     heartbeat_s: Seconds = 15.0  # a comment goes to the client when nothing else did for this long
     first_byte_timeout_s: Seconds = 600.0  # from sending to the engine's first byte
-    idle_timeout_s: Seconds = 60.0  # between two pieces of an answer
+    idle_timeout_s: Seconds = 20.0  # between two pieces of an answer; then another engine goes on with it
+    total_timeout_s: Seconds | None = None  # of one answer; beyond it the client gets an error
     client_stall_s: Seconds = 60.0  # a client that takes nothing for this long is cut off
     event_cap_bytes: Count = 8 << 20  # one event of a stream
 
@@ -112,16 +113,21 @@ class RoutingSettings(_Strict):
 
 
 class RetrySettings(_Strict):
-    """Attempts of one request, first one included. Only what cannot have run is tried again."""
+    """Attempts of one request. See ``docs/failover.md``."""
 
-    attempts: Annotated[int, Field(ge=1, le=10)] = 3
+    attempts: Annotated[int, Field(ge=1, le=10)] = 3  # the first one included, whatever the reason of the others
+    repeats: bool = False  # what may have run, and brought its client nothing, may run again elsewhere
+    continues: bool = True  # another engine goes on with a stream whose engine died
 
 
 class HealthSettings(_Strict):
     """How instances are watched."""
 
-    interval_s: Seconds = 2.0
+    interval_s: Seconds = 2.0  # between probes; also the longest that one waits for another request once it failed some
     timeout_s: Seconds = 2.0
+    breaker_failures: Annotated[int, Field(ge=1, le=1000)] = 3  # in a row; 4xx, 429 and 503 are none
+    breaker_window_s: Seconds = 30.0  # failures further apart are not in a row
+    slow_start_s: Annotated[float, Field(ge=0, le=3600)] = 10.0  # until one that came up gets its full share
 
 
 class KeySettings(_Strict):
@@ -225,6 +231,11 @@ class InstanceSettings(_Strict):
     speaks: tuple[Endpoint, ...] | None = None  # endpoints that it has itself; None: what its adapter says
     region: str | None = None  # where it runs, for prices that differ by region
     capacity_tokens: Count | None = None  # what its cache holds, for engines without events that don't tell
+    connect_timeout_s: Seconds | None = None  # None: 5 s
+    first_byte_timeout_s: Seconds | None = None  # None: as [stream] says; so the next two
+    idle_timeout_s: Seconds | None = None
+    total_timeout_s: Seconds | None = None
+    repeats: bool | None = None  # None: as [retry] says
 
     @field_validator("url")
     @classmethod

@@ -16,11 +16,12 @@ from gateway.errors import BadRequest, NotHere
 from gateway.protocols.base import Answering, Ask, Sent, model_of, objects, salt_of, scan_body, stream_of
 from gateway.protocols.decode import json_object
 from gateway.protocols.form import Form, Raw, scan, scan_text
-from gateway.protocols.openai_errors import OpenAIShape, error_class
+from gateway.protocols.openai_errors import GAVE_UP, GAVE_UP_BODY, GAVE_UP_REASONS, OpenAIShape, error_class
 from gateway.protocols.seen import Seen
 from gateway.protocols.sse import data_of, event_of, with_data
 
 _OUTPUT_MEMBERS = ("content", "tool_calls", "reasoning_content", "reasoning")
+_HEAD_MEMBERS = ("id", "created", "model", "system_fingerprint")
 DONE = b"[DONE]"
 DONE_EVENT = event_of(DONE)
 
@@ -132,9 +133,15 @@ class AnswerReader:
         if chunk is None:
             return event, False
         if "error" in chunk and "choices" not in chunk:
-            self.seen.error = error_class(chunk["error"])
+            self.seen.gave_up(error_class(chunk["error"]), data)
+            return b"", False
+        if self.seen.head is None:
+            self.seen.head = {name: chunk[name] for name in _HEAD_MEMBERS if name in chunk}
         has_output = self._choices(chunk.get("choices"), "delta")
         self.seen.pieces += has_output
+        if self.seen.finish_reason in GAVE_UP_REASONS:
+            self.seen.gave_up(GAVE_UP.code, GAVE_UP_BODY)
+            return b"", False
         return self._shown(event, data, chunk), has_output
 
     def answer(self, body: bytes) -> bytes:
@@ -177,7 +184,9 @@ class AnswerReader:
                 index = choice.get("index")
                 self.seen.take(index if isinstance(index, int) else 0, part)
                 has_output = has_output or any(part.get(name) for name in _OUTPUT_MEMBERS)
-            elif choice.get("text"):
+            elif text := choice.get("text"):
+                index = choice.get("index")
+                self.seen.take_text(index if isinstance(index, int) else 0, str(text))
                 has_output = True
         return has_output
 

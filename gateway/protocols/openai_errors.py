@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, UpstreamUnusable
 from gateway.protocols.decode import json_object
 
 
@@ -95,3 +95,9 @@ def _kind(status: int) -> str:
 
 def _unexplained(status: int) -> str:
     return f"the engine answered {status} without an explanation that could be read"
+
+
+GAVE_UP = UpstreamUnusable("the engine gave up on this answer", code="engine_gave_up")
+GAVE_UP_BODY = error_body(GAVE_UP)
+GAVE_UP_REASONS = frozenset({"abort", "error"})
+"""Finish reasons that are no part of OpenAI's API: the engine ended the answer for a reason of its own."""

@@ -36,6 +36,8 @@ class Seen:
         False  # its finish reason went to the client, and the engine's count is here: only the end is missing
     )
     error: str | None = None  # an error event's class
+    error_body: bytes | None = None  # the engine's own words, which the client has not got
+    head: Mapping[str, object] | None = None  # id and time of a chat's or completion's stream, as the client has them
     output_ids: Sequence[int] | None = None  # where the engine was asked for them, and tells them
     stop_text: str | None = None  # the words at which the model was to stop; it said them, and they are not shown
     service_tier: str | None = None  # the one that a vendor says it was answered in, and bills by
@@ -84,6 +86,30 @@ class Seen:
             matched = choice.get("matched_stop", choice.get("stop_reason"))  # SGLang's and vLLM's word for it
             self.stop_text = matched if isinstance(matched, str) else None
 
+    @property
+    def text(self) -> str | None:
+        """The text so far, or the completion's; ``None`` where it isn't known whole, or there are other choices."""
+        return "".join(self._text) if self._is_whole else None
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning so far."""
+        return "".join(self._reasoning)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a tool call has begun."""
+        return bool(self._calls)
+
+    def gave_up(self, error: str, body: bytes) -> None:
+        """Note that the engine ended its answer with an error."""
+        self.error, self.error_body = error, body
+
+    def go_on(self) -> None:
+        """Forget how an engine ended that another one takes over from."""
+        self.error = self.error_body = self.finish_reason = self.stop_text = None
+        self.is_done = False
+
     def take(self, choice: int, part: Mapping[str, object]) -> None:
         """Add a message, or a piece of one."""
         self._is_whole = self._is_whole and choice == 0
@@ -96,6 +122,11 @@ class Seen:
             if isinstance(piece, dict):
                 index = piece.get("index")
                 self._take_call(choice, index if isinstance(index, int) else position, piece)
+
+    def take_text(self, choice: int, text: str) -> None:
+        """Add a piece of a completion."""
+        self._is_whole = self._is_whole and choice == 0
+        self._remember(self._text, text)
 
     def _take_call(self, choice: int, index: int, piece: Mapping[str, object]) -> None:
         if len(self._calls) >= MAX_CALLS and (choice, index) not in self._calls:

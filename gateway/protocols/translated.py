@@ -6,7 +6,7 @@ blocks, finish and counts to the protocol's ``AnswerWriter``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from engine_adapter.base import EngineAdapter
 from gateway.errors import UpstreamUnusable
 from gateway.protocols.answer import AnswerBlocks, AnswerEvent, Block
 from gateway.protocols.decode import json_object
-from gateway.protocols.openai_errors import error_body, error_class
+from gateway.protocols.openai_errors import GAVE_UP, GAVE_UP_BODY, GAVE_UP_REASONS, error_class
 from gateway.protocols.seen import Seen
 from gateway.protocols.sse import data_of
 from tracing.record import Usage
@@ -24,8 +24,6 @@ from tracing.record import Usage
 Json = Mapping[str, object]
 
 _DONE = b"[DONE]"
-_GAVE_UP = UpstreamUnusable("the engine gave up on this answer", code="engine_gave_up")
-_GAVE_UP_BODY = error_body(_GAVE_UP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +56,8 @@ class AnswerWriter(Protocol):
 class TranslatedReader:
     """``AnswerReader`` over chat completions."""
 
-    def __init__(
-        self, adapter: EngineAdapter, writer: AnswerWriter, shape_error: Callable[[int, bytes], bytes]
-    ) -> None:
-        """``shape_error`` turns an engine's error, with its status, into one of the client's protocol."""
-        self._adapter, self._writer, self._shape_error = adapter, writer, shape_error
+    def __init__(self, adapter: EngineAdapter, writer: AnswerWriter) -> None:
+        self._adapter, self._writer = adapter, writer
         self._blocks = AnswerBlocks()
         self._has_begun = False
         self.seen = Seen()
@@ -82,12 +77,12 @@ class TranslatedReader:
         if chunk is None:
             return b"", False
         if "error" in chunk and "choices" not in chunk:
-            self.seen.error, self.seen.is_done = error_class(chunk["error"]), True
-            return self.failure(self._shape_error(500, data)), False
+            self.seen.gave_up(error_class(chunk["error"]), data)
+            return b"", False
         self._count(chunk)
         if _gave_up(chunk):
-            self.seen.error, self.seen.is_done = _GAVE_UP.code, True
-            return self.failure(self._shape_error(502, _GAVE_UP_BODY)), False
+            self.seen.gave_up(GAVE_UP.code, GAVE_UP_BODY)
+            return b"", False
         out = b"" if self._has_begun else self._begin()
         events = self._take(chunk, "delta")
         out += self._writer.write(events) if events else b""
@@ -101,7 +96,7 @@ class TranslatedReader:
             raise UpstreamUnusable("the engine's answer is no chat completion")
         self._count(answer)
         if _gave_up(answer):
-            raise UpstreamUnusable(_GAVE_UP.message, code=_GAVE_UP.code)
+            raise UpstreamUnusable(GAVE_UP.message, code=GAVE_UP.code)
         self._take(answer, "message")
         self._blocks.finish()
         return self._writer.whole(self._blocks.blocks, self._finish(), self._usage())
@@ -159,7 +154,7 @@ def _gave_up(answer: Json) -> bool:
     """Tell whether the engine ended the answer for a reason of its own, which no protocol has a stop reason for."""
     choices = answer.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
-    return isinstance(first, dict) and first.get("finish_reason") in ("abort", "error")
+    return isinstance(first, dict) and first.get("finish_reason") in GAVE_UP_REASONS
 
 
 def _logprobs(choice: Json) -> Sequence[Json]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from engine_adapter.base import EngineAdapter
 from gateway.errors import BadRequest, GatewayError
@@ -45,7 +44,7 @@ class Messages:
         if is_native:
             return NativeMessageReader(answering.model if answering.model != answering.served_model else None)
         writer = MessageWriter(Shown(answering, thinking=ask.request is not False))
-        return TranslatedReader(adapter, writer, partial(engine_error_body, request_id=answering.request_id))
+        return TranslatedReader(adapter, writer)
 
     def error_body(self, error: GatewayError, request_id: str | None = None) -> bytes:
         """Return an error in Anthropic's shape."""

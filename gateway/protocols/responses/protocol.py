@@ -13,7 +13,7 @@ from engine_adapter.base import EngineAdapter
 from gateway.errors import BadRequest, NotFound
 from gateway.protocols.base import Answering, AnswerReader, Ask, Sent, ask_of_dialog, untranslatable_ask
 from gateway.protocols.form import Form, scan_text
-from gateway.protocols.openai_errors import OpenAIShape, engine_error_body
+from gateway.protocols.openai_errors import OpenAIShape
 from gateway.protocols.responses.answer import Echo
 from gateway.protocols.responses.items import input_items, references, resolved
 from gateway.protocols.responses.native import NativeResponseReader
@@ -110,7 +110,7 @@ class Responses(OpenAIShape):
         if is_native:
             return NativeResponseReader(keep, answering.model if answering.model != answering.served_model else None)
         echo = Echo(answering, request.values)
-        reader = TranslatedReader(adapter, ResponseWriter(echo, keep), engine_error_body)
+        reader = TranslatedReader(adapter, ResponseWriter(echo, keep))
         reader.seen.response_id = echo.response_id
         return reader
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from engine_adapter.errors import UpstreamBroken
 from engine_adapter.sglang import Sglang
-from gateway.errors import GatewayError
+from gateway.errors import EngineGaveUp, GatewayError
 from gateway.protocols.openai import AnswerReader
+from gateway.protocols.openai_errors import error_body
 from gateway.protocols.sse import EventCutter, EventTooLong
 from gateway.relay import ClientGone, RelayOptions, StreamWriter, relay
 from tests.scripted_engine import DONE, chunk, event, stream, usage, usage_chunk
@@ -91,6 +92,9 @@ async def _relayed(
     error = await relay(
         FakeUpstream(reads, end), writer, reader, options, lambda: calls.append("output"), lambda: calls.append("done")
     )
+    if error is not None:
+        own = error.engine_body if isinstance(error, EngineGaveUp) else error_body(error)
+        await writer.end(reader.failure(own))
     assert reply.is_finished
     return reply, reader, error, calls
 

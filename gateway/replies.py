@@ -1,0 +1,65 @@
+"""What a client is shown that is no engine's answer: refusals and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.answer_headers import AnswerHeaders
+from gateway.draft import Draft
+from gateway.errors import EngineGaveUp, GatewayError
+from gateway.relay import RelayOptions, Reply, StreamWriter
+from tracing.record import Outcome
+
+_PASSED_HEADERS = ("retry-after", "x-ratelimit-", "anthropic-ratelimit-")
+
+
+class Refused(Exception):
+    """The engine took nothing on; the request may go elsewhere."""
+
+    def __init__(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        super().__init__(f"the engine answered {status}")
+        self.status, self.body, self.headers = status, body, headers
+
+
+class Replies:
+    """Shows what it is told to, as a status or, once a stream has begun, as its last event."""
+
+    def __init__(self, headers: AnswerHeaders, options: RelayOptions) -> None:
+        self.headers, self._options = headers, options
+
+    async def show_refusal(self, refused: Refused, draft: Draft, reply: Reply) -> None:
+        """Give the client the engine's own refusal: status, words and Retry-After."""
+        outcome = Outcome.UPSTREAM_REFUSED if refused.status < 500 else Outcome.UPSTREAM_FAILED
+        draft.end(outcome, refused.status, f"engine_{refused.status}")
+        body = draft.protocol.engine_error_body(refused.status, refused.body, draft.request_id)
+        if reply.is_started:
+            await self._end_stream(body, draft, reply)
+            return
+        passed = {name: value for name, value in refused.headers.items() if name.startswith(_PASSED_HEADERS)}
+        await reply.send(refused.status, {**self.headers.of(draft), **passed, "content-type": "application/json"}, body)
+
+    async def show_error(self, error: GatewayError, draft: Draft, reply: Reply) -> None:
+        """Give the client an error of ours."""
+        body = draft.protocol.error_body(error, draft.request_id)
+        if reply.is_started:
+            await self._end_stream(body, draft, reply)
+            return
+        headers = {**self.headers.of(draft), "content-type": "application/json"}
+        if error.retry_after_s is not None:
+            headers["retry-after"] = str(error.retry_after_s)
+        await reply.send(error.status, headers, body)
+
+    async def show_break(self, error: GatewayError, draft: Draft, reply: Reply) -> None:
+        """End a stream that broke off and that nobody goes on with, in the engine's words where it had some."""
+        draft.end(Outcome.TRUNCATED, 200, error.code)
+        if draft.reader is not None and draft.reader.has_ended():
+            return  # the engine's own last event went through, and was an error
+        if isinstance(error, EngineGaveUp):
+            body = draft.protocol.engine_error_body(error.status, error.engine_body, draft.request_id)
+        else:
+            body = draft.protocol.error_body(error, draft.request_id)
+        await self._end_stream(body, draft, reply)
+
+    async def _end_stream(self, error_body: bytes, draft: Draft, reply: Reply) -> None:
+        failure = draft.reader.failure if draft.reader is not None else draft.protocol.failed_stream
+        await StreamWriter(reply, self._options).end(failure(error_body))
