@@ -27,7 +27,9 @@ from billing.shelf import PriceShelf
 from engine_adapter.embedded.launch import EmbeddedProcess
 from engine_adapter.wire_client import WireClient
 from gateway import assembly
+from gateway.access.api import AccessApi
 from gateway.access.keeper import KeeperOptions, KeyKeeper
+from gateway.access.store import AccessStore
 from gateway.admin import Admin
 from gateway.alerts import Webhook
 from gateway.answer_headers import AnswerHeaders
@@ -49,6 +51,7 @@ from gateway.limits.limiter import Limiter
 from gateway.models import ModelDirectory
 from gateway.pipeline import Pipeline
 from gateway.pool import keep_alive, own_pool
+from gateway.peers import Peers
 from gateway.prompts import PromptBook
 from gateway.protocols.responses.protocol import Responses
 from gateway.protocols.responses.store import ResponseStore
@@ -151,7 +154,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         if compared is not None:
             stack.push_async_callback(asyncio.to_thread, compared.close, _FLUSH_S)
         flights, metrics = Flights(), Metrics()
-        keys, keeper = await _keys(settings, shelf, stack)
+        keys, keeper, access = await _keys(settings, shelf, stack)
         fleet = Fleet(
             [*map(assembly.embedded_spec, launches), *map(assembly.instance_spec, settings.instances)],
             client=client,
@@ -228,6 +231,15 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         )
         app.add_routes(edge.routes())
         app.add_routes(admin.routes())
+        peers = Peers(settings.server.trusted_proxies)
+        access_api = AccessApi(
+            access,
+            keys,
+            fixed=[key.id for key in settings.keys],
+            changed=keeper.refresh,
+            peer=lambda request: peers.client(request.remote, request.headers.get("x-forwarded-for")),
+        )
+        app.add_routes(access_api.routes())
         key_store = assembly.access_store(settings)
         stack.push_async_callback(asyncio.to_thread, key_store.close)
         console = mounted_console(
@@ -328,8 +340,10 @@ async def _listening(
         await runner.cleanup()
 
 
-async def _keys(settings: Settings, shelf: PriceShelf, stack: AsyncExitStack) -> tuple[KeyRing, KeyKeeper]:
-    """Return the keys there are, and what keeps them in step with their store. Raises ``SettingsError``."""
+async def _keys(
+    settings: Settings, shelf: PriceShelf, stack: AsyncExitStack
+) -> tuple[KeyRing, KeyKeeper, AccessStore]:
+    """Return the keys there are, what keeps them in step with their store, and that. Raises ``SettingsError``."""
     ring, store = assembly.key_ring(settings), assembly.access_store(settings)
     stack.push_async_callback(asyncio.to_thread, store.close)
     keeper = KeyKeeper(
@@ -346,7 +360,7 @@ async def _keys(settings: Settings, shelf: PriceShelf, stack: AsyncExitStack) ->
             f"server.host = {settings.server.host!r} listens beyond this machine, which needs a key:"
             " [[keys]], or 'keepwarm key create'"
         )
-    return ring, keeper
+    return ring, keeper, store
 
 
 class _Readiness:

@@ -24,7 +24,10 @@ COMMANDS = {
     "store": "look at, verify and clear page tiers on disk and in a pool",
     "whatif": "show what recorded requests would have hit and cost under other caches, policies, prompts or prices",
     "replay": "show what a fleet would do with a recorded request trace",
-    "key": "make an API key and the settings entry for it",
+    "key": "make, rotate, revoke and limit API keys",
+    "team": "make teams, and say what they may use and take",
+    "tenant": "make tenants, and say what they may use and take",
+    "audit": "show every change to keys, teams, tenants and limits",
 }
 
 _EPILOG = """\

@@ -17,10 +17,20 @@ import msgspec
 
 from gateway.access.database import AccessDatabase, AccessSession
 from gateway.access.errors import AccessError, AccessRefused, AccessUnavailable
-from gateway.access.reading import audit_entries, read_keys, read_snapshot, read_teams, read_tenants, words
+from gateway.access.reading import (
+    audit_entries,
+    read_aliases,
+    read_keys,
+    read_limits,
+    read_snapshot,
+    read_teams,
+    read_tenants,
+    words,
+)
 from gateway.access.records import (
     DEFAULT,
     Actor,
+    Alias,
     AuditEntry,
     LimitKind,
     NewKey,
@@ -87,6 +97,16 @@ class AccessStore:
         """Return all teams that were made."""
         with self._connected() as session:
             return [team for team in read_teams(session) if tenant in (None, team.tenant)]
+
+    def limits(self) -> list[StoredLimit]:
+        """Return every limit, by subject."""
+        with self._connected() as session:
+            return read_limits(session)
+
+    def aliases(self) -> list[Alias]:
+        """Return every alias, by subject."""
+        with self._connected() as session:
+            return read_aliases(session)
 
     def audit(self, limit: int = 100, before: int | None = None, subject: str | None = None) -> list[AuditEntry]:
         """Return the newest entries, newest first; ``before``: only those with a smaller number."""

@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 import msgspec
 
+from gateway.openapi.admin import ADMIN_SCHEMAS, admin_paths
 from gateway.openapi.schemas import SCHEMAS, STRING, Schema, ref
 
 _AT = "Each endpoint is also there without /v1, and behind /c/{label}, which names the agent of its runs."
@@ -19,6 +20,9 @@ _HEADERS: Mapping[str, Schema] = {
     "x-keepwarm-run": {"description": "The agent run that it is a step of.", "schema": STRING},
     "x-keepwarm-step": {"description": "Which step.", "schema": STRING},
     "x-keepwarm-instance": {"description": "The engine that answered.", "schema": STRING},
+    "x-keepwarm-predicted-hit": {"description": "Prompt tokens that were expected to be cached.", "schema": STRING},
+    "x-keepwarm-hit": {"description": "Prompt tokens that were cached, of a whole answer.", "schema": STRING},
+    "x-keepwarm-cost": {"description": "What a whole answer cost, if shown: amount;currency.", "schema": STRING},
 }
 
 
@@ -44,6 +48,7 @@ def document() -> bytes:
         "/detokenize": {"post": _asks("DetokenizeRequest", "Detokenized", "Tokens as text")},
         "/healthz": {"get": _tells("Status", "Is the process alive", keyed=False)},
         "/readyz": {"get": _ready()},
+        **admin_paths(),
     }
     return msgspec.json.encode(
         {
@@ -51,7 +56,7 @@ def document() -> bytes:
             "info": {"title": "keepwarm", "version": version("keepwarm"), "description": _AT},
             "paths": paths,
             "components": {
-                "schemas": SCHEMAS,
+                "schemas": {**SCHEMAS, **ADMIN_SCHEMAS},
                 "securitySchemes": {
                     "bearer": {"type": "http", "scheme": "bearer"},
                     "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},

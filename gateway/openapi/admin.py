@@ -1,0 +1,152 @@
+"""The part of the document that is for administrators: ``/admin/v1``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gateway.access.records import LimitKind, Period
+from gateway.access.roles import Role
+from gateway.limits.rules import Level, Outage
+from gateway.openapi.schemas import STRING, TEXT, Schema, listed, maybe, members, ref
+
+_NAME: Schema = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}
+_MOMENT = maybe(STRING)
+_MODELS = maybe(listed(STRING))
+_SHOWN: Schema = {"enum": ["run", "step", "instance", "hit", "predicted-hit", "cost"]}
+_LEVEL: Schema = {"enum": [level.value for level in Level]}
+_KIND: Schema = {"enum": [kind.value for kind in LimitKind]}
+_PERIOD: Schema = {"enum": [period.value for period in Period]}
+_OUTAGE: Schema = {"enum": [outage.value for outage in Outage]}
+_FLAG: Schema = {"type": "boolean"}
+_ROLES = listed({"enum": [role.value for role in Role]}, minItems=1)
+_AMOUNT: Schema = {
+    "anyOf": [{"type": "integer", "minimum": 0, "maximum": 10**9}, {"type": "string", "pattern": "^[0-9]{1,9}$"}]
+}
+
+
+def _strict(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
+    return members(required, optional, additionalProperties=False)
+
+
+ADMIN_SCHEMAS: Mapping[str, Schema] = {
+    "NewKey": _strict(
+        {"id": _NAME},
+        {
+            "tenant": _NAME, "team": _NAME, "roles": _ROLES, "models": _MODELS,
+            "answer_headers": maybe(listed(_SHOWN)), "note": STRING, "expires_at": _MOMENT,
+        },
+    ),
+    "Rotation": _strict({}, {"overlap": {"type": "string", "pattern": "^[0-9]{1,6}[smhdw]?$"}}),
+    "Group": _strict({}, {"models": _MODELS, "disabled": _FLAG}),
+    "NewLimit": _strict(
+        {"level": _LEVEL, "subject": TEXT, "kind": _KIND, "amount": _AMOUNT},
+        {"period": maybe(_PERIOD), "on_outage": maybe(_OUTAGE)},
+    ),
+    "Alias": _strict({"level": _LEVEL, "subject": TEXT, "name": TEXT, "model": TEXT}),
+    "Key": members(
+        {
+            "id": _NAME, "tenant": STRING, "team": STRING, "roles": _ROLES, "models": _MODELS, "note": STRING,
+            "created_at": STRING, "expires_at": _MOMENT, "revoked_at": _MOMENT,
+            "secrets": listed(members({"prefix": STRING, "created_at": STRING, "expires_at": _MOMENT})),
+        }
+    ),
+    "Tenant": members({"name": STRING, "models": _MODELS, "disabled": _FLAG, "created_at": STRING}),
+    "Team": members({"tenant": STRING, "name": STRING, "models": _MODELS, "disabled": _FLAG, "created_at": STRING}),
+    "Limit": members(
+        {"level": _LEVEL, "subject": STRING, "kind": _KIND, "period": _PERIOD, "amount": STRING, "on_outage": _OUTAGE}
+    ),
+    "AuditEntry": members(
+        {
+            "seq": {"type": "integer"}, "at": STRING, "actor": STRING, "source": STRING, "action": STRING,
+            "subject": STRING, "detail": {"type": "object"},
+        }
+    ),
+    "Keys": members({"keys": listed(ref("Key")), "settings": listed(STRING)}),
+    "OneKey": members({"key": ref("Key")}),
+    "KeyWithSecret": members({"key": ref("Key"), "secret": TEXT}),
+    "Tenants": members({"tenants": listed(ref("Tenant"))}),
+    "OneTenant": members({"tenant": ref("Tenant")}),
+    "Teams": members({"teams": listed(ref("Team"))}),
+    "OneTeam": members({"team": ref("Team")}),
+    "Limits": members({"limits": listed(ref("Limit"))}),
+    "OneLimit": members({"limit": ref("Limit")}),
+    "Aliases": members({"aliases": listed(ref("Alias"))}),
+    "OneAlias": members({"alias": ref("Alias")}),
+    "Removed": members({"removed": {"const": True}}),
+    "AuditEntries": members({"entries": listed(ref("AuditEntry"))}),
+}  # fmt: skip
+
+_ID, _TENANT, _TEAM = ("id", "path"), ("tenant", "path"), ("team", "path")
+_LIMIT_PLACE = (("level", "query"), ("subject", "query"), ("kind", "query"))
+_ALIAS_PLACE = (("level", "query"), ("subject", "query"), ("name", "query"))
+_SCHEMA_OF: Mapping[str, Schema] = {"level": _LEVEL, "kind": _KIND, "period": _PERIOD}
+
+
+def admin_paths() -> dict[str, dict[str, Schema]]:
+    """Return the paths and what each takes and answers."""
+    team = "/admin/v1/tenants/{tenant}/teams"
+    return {
+        "/admin/v1/keys": {
+            "get": _says("Keys", "All keys, without their secrets", optional=["tenant"]),
+            "post": _says("KeyWithSecret", "Make a key; its secret is shown this once", body="NewKey", status="201"),
+        },
+        "/admin/v1/keys/{id}": {"get": _says("OneKey", "One key", [_ID])},
+        "/admin/v1/keys/{id}/rotate": {
+            "post": _says("KeyWithSecret", "Give it a new secret; what it has stays good for a while", [_ID],
+                          body="Rotation")
+        },
+        "/admin/v1/keys/{id}/revoke": {"post": _says("OneKey", "End it for good", [_ID])},
+        "/admin/v1/tenants": {"get": _says("Tenants", "All tenants")},
+        "/admin/v1/tenants/{tenant}": {"put": _says("OneTenant", "Make or change one", [_TENANT], body="Group")},
+        team: {"get": _says("Teams", "The teams of a tenant", [_TENANT])},
+        f"{team}/{{team}}": {"put": _says("OneTeam", "Make or change one", [_TENANT, _TEAM], body="Group")},
+        "/admin/v1/limits": {
+            "get": _says("Limits", "All limits in the store"),
+            "put": _says("OneLimit", "Set what a key, team or tenant may take", body="NewLimit"),
+            "delete": _says("Removed", "Remove a limit", _LIMIT_PLACE, optional=["period"]),
+        },
+        "/admin/v1/aliases": {
+            "get": _says("Aliases", "Names that mean other models"),
+            "put": _says("OneAlias", "Let a name mean a model, for a key, team or tenant", body="Alias"),
+            "delete": _says("Removed", "Remove an alias", _ALIAS_PLACE),
+        },
+        "/admin/v1/audit": {
+            "get": _says("AuditEntries", "Every change, newest first", optional=["limit", "before", "subject"])
+        },
+    }  # fmt: skip
+
+
+def _says(
+    answer: str,
+    summary: str,
+    needs: Sequence[tuple[str, str]] = (),
+    *,
+    optional: Sequence[str] = (),
+    body: str | None = None,
+    status: str = "200",
+) -> Schema:
+    error = {"description": "What went wrong", "content": {"application/json": {"schema": ref("Error")}}}
+    parameters = [
+        {"name": name, "in": place, "required": True, "schema": _SCHEMA_OF.get(name, TEXT)} for name, place in needs
+    ]
+    counts: Schema = {"type": "integer", "minimum": 0, "maximum": 10**12}
+    parameters += [
+        {
+            "name": name, "in": "query", "required": False,
+            "schema": counts if name in ("limit", "before") else _SCHEMA_OF.get(name, STRING),
+        }
+        for name in optional
+    ]  # fmt: skip
+    told: dict[str, object] = {
+        "summary": summary,
+        "tags": ["admin"],
+        "security": [{"bearer": []}, {"apiKey": []}, {}],
+        "parameters": parameters,
+        "responses": {
+            status: {"description": summary, "content": {"application/json": {"schema": ref(answer)}}},
+            "default": error,
+        },
+    }
+    if body is not None:
+        told["requestBody"] = {"required": True, "content": {"application/json": {"schema": ref(body)}}}
+    return told
