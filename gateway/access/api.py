@@ -48,7 +48,7 @@ class NewKeyForm(msgspec.Struct, forbid_unknown_fields=True):
     id: str
     tenant: str = DEFAULT
     team: str = DEFAULT
-    roles: list[Role] = [Role.USER]
+    roles: list[Role] = msgspec.field(default_factory=lambda: [Role.USER])
     models: list[str] | None = None
     answer_headers: list[AnswerHeader] | None = None
     note: str = ""
