@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,9 +49,9 @@ from gateway.identity import KeyRing
 from gateway.ledger_metrics import LedgerCollector
 from gateway.limits.limiter import Limiter
 from gateway.models import ModelDirectory
+from gateway.peers import Peers
 from gateway.pipeline import Pipeline
 from gateway.pool import keep_alive, own_pool
-from gateway.peers import Peers
 from gateway.prompts import PromptBook
 from gateway.protocols.responses.protocol import Responses
 from gateway.protocols.responses.store import ResponseStore

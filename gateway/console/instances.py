@@ -9,7 +9,7 @@ from gateway.fleet import Instance
 from radix_index.base import Knowledge
 from radix_index.predict import PredictionStats
 
-_KNOWN_BY = {
+KNOWN_BY = {
     Knowledge.COMPLETE: "events, complete",
     Knowledge.PARTIAL: "events, from the middle of its life on",
     Knowledge.STALE: "events, some are missing",
@@ -48,18 +48,19 @@ class InstanceRow:
 def instance_row(instance: Instance) -> InstanceRow:
     """Return what the page shows of an engine at this moment."""
     facts, predicted, knowledge = instance.facts, instance.predicted, instance.knowledge
+    state, is_bad = state_of(instance)
     if predicted is not None:
         known_by = "prediction, from what was routed there"
         capacity = f"{count(predicted.capacity_blocks * predicted.block_size)} learned"
     else:
-        known_by = NOTHING if knowledge is None else _KNOWN_BY[knowledge]
+        known_by = NOTHING if knowledge is None else KNOWN_BY[knowledge]
         capacity = NOTHING if facts is None or facts.capacity_tokens is None else count(facts.capacity_tokens)
     return InstanceRow(
         id=instance.id,
         url=instance.spec.url,
         models=", ".join(instance.models) or NOTHING,
-        state="draining" if instance.is_healthy and instance.is_draining else instance.trouble or "up",
-        is_bad=not instance.is_healthy,
+        state=state,
+        is_bad=is_bad,
         running=count(instance.load.running),
         queued=count(instance.load.queued_tokens),
         known_by=known_by,
@@ -67,6 +68,31 @@ def instance_row(instance: Instance) -> InstanceRow:
         capacity=capacity,
         scores=tuple(_score(basis, stats) for basis, stats in instance.scores.items() if stats.answers),
     )
+
+
+def state_of(instance: Instance) -> tuple[str, bool]:
+    """Return its state in words, and whether it is one to worry about."""
+    is_draining = instance.is_healthy and instance.is_draining
+    return "draining" if is_draining else instance.trouble or "up", not instance.is_healthy
+
+
+def instance_data(instance: Instance) -> dict[str, object]:
+    """Return the same for machines."""
+    facts, knowledge, (state, _) = instance.facts, instance.knowledge, state_of(instance)
+    return {
+        "id": instance.id,
+        "url": instance.spec.url,
+        "models": list(instance.models),
+        "state": state,
+        "running": instance.load.running,
+        "queued_tokens": instance.load.queued_tokens,
+        "events": None if knowledge is None else knowledge.value,
+        "capacity_tokens": facts.capacity_tokens if facts is not None else None,
+    } | {
+        f"{basis}_{name}": value
+        for basis, stats in instance.scores.items()
+        for name, value in (("answers", stats.answers), ("exact", stats.exact), ("error_tokens", stats.error_tokens))
+    }
 
 
 def _score(basis: str, stats: PredictionStats) -> ScoreView:

@@ -2,57 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from urllib.parse import quote, urlencode
+from typing import ClassVar
 
 import msgspec
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from gateway.console.assets import asset_href
-from gateway.console.costs import DIMENSIONS, WINDOWS, CostQuery, CostTotal
+from gateway.console.diffs import diff_view
 from gateway.console.formats import count, share
-from gateway.console.instances import InstanceRow
+from gateway.console.frame import query_href, render, run_href
+from gateway.console.run_views import RunPart, run_view
 from gateway.console.scale import token_bar, token_counts
-from gateway.console.views import legend, money_views, run_row, run_view, step_view
-from tracing.record import RequestRecord
-from tracing.store import RunSummary, StoreTotals
+from gateway.console.step_views import OUTCOMES, step_view
+from gateway.console.views import legend, money_views, run_row
+from gateway.console.visitor import EVERYBODY, Visitor
+from tracing.detail import StepDetail
+from tracing.record import Outcome, RequestRecord
+from tracing.store import RunKey, RunSummary, StoreTotals
+from tracing.store_series import Choices
+
+STATUSES = (
+    ("", "Any outcome"),
+    ("whole", "All answered"),
+    ("failed", "With failures"),
+    *((outcome.value, OUTCOMES[outcome].capitalize()) for outcome in Outcome if outcome is not Outcome.OK),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class RunsQuery:
-    """What the runs list was asked for, as its form and its links repeat it."""
+    """What the runs list was asked for, as its form and its links repeat it; ``after``: the last run of a page."""
 
-    text: str = ""
+    NAMES: ClassVar = ("q", "window", "model", "agent", "team", "status", "hit_below", "cost_above")
+
+    q: str = ""
     window: str = ""
-    failed: bool = False
-    before_ns: int | None = None
-    tenant: str | None = None
+    model: str = ""
+    agent: str = ""
+    team: str = ""
+    status: str = ""
+    hit_below: str = ""
+    cost_above: str = ""
+    after: RunKey | None = None
+
+    @property
+    def said(self) -> dict[str, str]:
+        """What was asked for by name, beside the place in the list."""
+        return {name: value for name in self.NAMES if (value := getattr(self, name))}
+
+    @property
+    def finer(self) -> bool:
+        """Whether anything beside the time is asked for."""
+        return bool(self.said.keys() - {"window"})
 
 
 def runs_page(
-    summaries: Sequence[RunSummary], totals: StoreTotals, query: RunsQuery, now_ns: int, *, more: bool
+    summaries: Sequence[RunSummary],
+    totals: StoreTotals,
+    query: RunsQuery,
+    now_ns: int,
+    *,
+    more: bool,
+    choices: Choices | None = None,
+    visitor: Visitor = EVERYBODY,
 ) -> str:
     """The list of runs, with the totals of everything that is stored for the query's window."""
     counts = (*totals.hit_tokens, totals.prompt_tokens - sum(totals.hit_tokens), 0, totals.output_tokens)
     following = None
     if more and summaries:
-        following = "?" + urlencode(
-            {
-                name: value
-                for name, value in (
-                    ("q", query.text),
-                    ("window", query.window),
-                    ("failed", "1" if query.failed else ""),
-                    ("before", summaries[-1].last_ns),
-                )
-                if value
-            }
+        last = summaries[-1]
+        following = query_href(
+            "/console/runs", **query.said, last=last.last_ns, last_tenant=last.tenant, last_run=last.run_id
         )
-    return _environment().get_template("runs.html").render(
+    return render(
+        "runs.html",
+        visitor,
         rows=[run_row(summary, now_ns) for summary in summaries],
         query=query,
+        statuses=STATUSES,
+        choices=choices or Choices((), (), ()),
         following=following,
         requests=count(totals.requests),
         runs=count(totals.runs),
@@ -62,76 +90,48 @@ def runs_page(
         money=money_views(totals.money),
         legend=legend(counts),
         bar_total=token_bar(counts, sum(counts)),
-    )  # fmt: skip
+    )
 
 
-def run_page(records: Sequence[RequestRecord], page: int = 1) -> str:
-    """One run: exact totals, and its steps in order."""
-    run = run_view(records, page)
-    address, _, query = run_href(run.run_id, run.tenant).partition("?")
+def run_page(part: RunPart, visitor: Visitor = EVERYBODY) -> str:
+    """One run: exact totals, the whole of it in a picture, and a page of its steps in order."""
+    run = run_view(part)
+    return render("run.html", visitor, **run_values(part), run=run)
+
+
+def run_values(part: RunPart) -> dict[str, object]:
+    """The addresses of a run's page."""
+    summary = part.outline.summary
+    address, _, query = run_href(summary.run_id, summary.tenant).partition("?")
     tenant = f"&{query}" if query else ""
-    return _environment().get_template("run.html").render(
-        run=run,
-        export_href=f"{address}/records.jsonl" + (f"?{query}" if query else ""),
-        page_href=lambda number: f"{address}?page={number}{tenant}",
-    )  # fmt: skip
+    return {
+        "export_href": f"{address}/records.jsonl" + (f"?{query}" if query else ""),
+        "page_href": lambda number: f"{address}?page={number}{tenant}",
+        "diff_href": lambda one, other: f"{address}/diff?a={one}&b={other}{tenant}",
+        "whatif_href": query_href("/console/what-if", run=summary.run_id, tenant=summary.tenant),
+        "live_href": query_href(
+            "/console/live", view="run", run=summary.run_id, tenant=summary.tenant, after=part.outline.steps[-1].step
+        ),
+    }
 
 
-def request_page(record: RequestRecord) -> str:
+def diff_page(
+    one: RequestRecord, other: RequestRecord, details: Mapping[str, StepDetail], visitor: Visitor = EVERYBODY
+) -> str:
+    """Two steps of a run side by side."""
+    run_id = one.link.run_id if one.link else one.request_id
+    return render("diff.html", visitor, diff=diff_view(one, other, details), run_id=run_id, tenant=one.identity.tenant)
+
+
+def request_page(record: RequestRecord, detail: StepDetail | None = None, visitor: Visitor = EVERYBODY) -> str:
     """One request with everything that its record says."""
     raw = msgspec.json.format(msgspec.json.encode(record), indent=2).decode()
-    return _environment().get_template("request.html").render(
-        record=record, step=step_view(record), legend=legend(token_counts(record.usage)), raw=raw
-    )  # fmt: skip
-
-
-def instances_page(rows: Sequence[InstanceRow] | None) -> str:
-    """The engines; ``None`` for a visitor who may not see them."""
-    return _environment().get_template("instances.html").render(rows=rows)
-
-
-def cost_page(totals: Sequence[CostTotal], query: CostQuery) -> str:
-    """What was spent and saved: the ledger's sums."""
-    return _environment().get_template("cost.html").render(
-        totals=totals,
-        query=query,
-        dimensions=DIMENSIONS,
-        windows=WINDOWS,
-        downloads="/console/cost?" + urlencode({"by": query.by, "window": query.window}),
-    )  # fmt: skip
-
-
-def missing_page(what: str) -> str:
-    """What is shown where nothing is found."""
-    return _environment().get_template("missing.html").render(what=what)
-
-
-def choice_page(run_id: str, tenants: Sequence[str]) -> str:
-    """Which tenant's run of that name is meant."""
-    return _environment().get_template("choice.html").render(run_id=run_id, tenants=tenants)
-
-
-def run_href(run_id: str, tenant: str, *, always: bool = False) -> str:
-    """The address of a run's page; the tenant is named unless it is the default one, or ``always``."""
-    address = f"/console/runs/{quote(run_id, safe='')}"
-    return address if tenant == "default" and not always else f"{address}?{urlencode({'tenant': tenant})}"
-
-
-def request_href(request_id: str) -> str:
-    """The address of a request's page."""
-    return f"/console/requests/{quote(request_id, safe='')}"
-
-
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("gateway.console"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    return render(
+        "request.html",
+        visitor,
+        record=record,
+        step=step_view(record, detail=detail),
+        reproduction=None if detail is None else detail.reproduction,
+        legend=legend(token_counts(record.usage)),
+        raw=raw,
     )
-    environment.globals["asset"] = asset_href
-    environment.globals["run_href"] = run_href
-    environment.globals["request_href"] = request_href
-    return environment

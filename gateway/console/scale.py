@@ -51,17 +51,16 @@ def token_counts(usage: Usage) -> tuple[int, ...]:
     )
 
 
-def token_bar(counts: Sequence[int], scale_tokens: int) -> tuple[Segment, ...]:
-    """A bar of the token classes to the scale of ``scale_tokens`` for the full width."""
+def token_bar(counts: Sequence[int], scale_tokens: int, notes: Sequence[str] = ()) -> tuple[Segment, ...]:
+    """A bar of the token classes to the scale of ``scale_tokens`` for the full width; ``notes``: more on each class."""
     total = sum(counts)
     segments: list[Segment] = []
     start = 0
-    for (kind, name, meaning), tokens in zip(TOKEN_CLASSES, counts, strict=False):
+    for place, ((kind, name, meaning), tokens) in enumerate(zip(TOKEN_CLASSES, counts, strict=False)):
         if tokens:
-            title = f"{name}: {count(tokens)} tokens ({share(tokens, total)}), {meaning}"
-            segments.append(
-                Segment(kind, percent(start, scale_tokens), percent(tokens, scale_tokens), title)
-            )  # fmt: skip
+            note = notes[place] if place < len(notes) else ""
+            title = f"{name}: {count(tokens)} tokens ({share(tokens, total)}), {note or meaning}"
+            segments.append(Segment(kind, percent(start, scale_tokens), percent(tokens, scale_tokens), title))
         start += tokens
     return tuple(segments)
 

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.console.formats import ago, count, duration, share
+from gateway.console.run_views import RunView, page_of, pages_of, run_view
 from gateway.console.scale import Segment
-from gateway.console.views import RunView, StepView, money_views, run_view
+from gateway.console.step_views import StepView
+from gateway.console.views import money_views
 from tracing.record import RequestRecord
 from tracing.store import RunSummary
 
@@ -17,7 +19,8 @@ _RESET: Final = "\x1b[0m"
 _INK: Final = {
     "device": ("█", 166), "host": ("▓", 208), "disk": ("▒", 179), "pool": ("▚", 132), "unknown": ("▓", 173),
     "fresh": ("░", 68), "written": ("░", 110), "output": ("▌", 246),
-    "route": ("·", 240), "send": ("·", 240), "prefill": ("▒", 245), "decode": ("█", 250), "close": ("·", 240),
+    "route": ("·", 240), "send": ("·", 240), "queue": ("░", 240), "fetch": ("▚", 179),
+    "prefill": ("▒", 245), "decode": ("█", 250), "close": ("·", 240),
     "tool": ("━", 107), "wait": ("┄", 240),
 }  # fmt: skip
 _SLIGHT: Final = frozenset({"route", "send", "close"})  # left out where they are less than half a cell
@@ -57,8 +60,7 @@ def runs_table(summaries: Sequence[RunSummary], now_ns: int, *, colour: bool = F
 
 def run_waterfall(records: Sequence[RequestRecord], *, width: int = 120, colour: bool = False) -> str:
     """One run: a head with exact totals, then a line a step with its time and its tokens to scale."""
-    pages = run_view(records).pages
-    views = [run_view(records, page) for page in range(1, pages + 1)]
+    views = [run_view(page_of(records, page)) for page in range(1, pages_of(len(records)) + 1)]
     width = max(width, MIN_WIDTH)
     name_width = min(
         30 if width >= 110 else 18, max([8, *(len(printable(step.name)) for view in views for step in view.steps)])

@@ -1,4 +1,4 @@
-// Keys, and a linked step unfolded: every page is whole without this file.
+// Keys, a linked step unfolded, and what changes while a page is open: every page is whole without this file.
 "use strict";
 const unfoldTarget = () => {
   const step = document.getElementById(location.hash.slice(1))?.querySelector("details");
@@ -35,3 +35,43 @@ document.addEventListener("keydown", (event) => {
   } else return;
   event.preventDefault();
 });
+
+document.addEventListener("submit", (event) => {
+  const words = event.submitter?.dataset.confirm;
+  if (words && !confirm(words)) event.preventDefault();
+});
+
+// What the server sends is what it would have written into the page: pieces of HTML by name, nothing that runs.
+const made = (html) => {
+  const template = document.createElement("template");
+  template.innerHTML = html;
+  return template.content.firstElementChild;
+};
+const replace = (name, html) => {
+  const old = document.querySelector(`[data-part="${CSS.escape(name)}"]`);
+  if (!old) return;
+  const fresh = made(html);
+  if (!fresh) return old.replaceChildren();
+  const focused = document.activeElement;
+  const held = old.contains(focused) ? (focused === old ? "" : focused.getAttribute("href")) : null;
+  old.replaceWith(fresh);
+  if (held === "") fresh.focus({ preventScroll: true });
+  else if (held) fresh.querySelector(`[href="${CSS.escape(held)}"]`)?.focus({ preventScroll: true });
+};
+const live = document.querySelector("[data-live]")?.dataset.live;
+if (live) {
+  const state = document.querySelector("[data-live-state]");
+  const list = document.querySelector("[data-grows]");
+  const source = new EventSource(live);
+  const show = (on) => { if (state) state.hidden = !on; };
+  source.addEventListener("open", () => show(true));
+  source.addEventListener("error", () => show(false));
+  source.addEventListener("message", (event) => {
+    const { replaced, added } = JSON.parse(event.data);
+    for (const [name, html] of Object.entries(replaced)) replace(name, html);
+    for (const [name, html] of Object.entries(added)) {
+      if (list && !document.getElementById(name)) list.append(made(html));
+    }
+  });
+  addEventListener("pagehide", () => source.close());
+}
