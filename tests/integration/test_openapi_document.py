@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -36,6 +37,31 @@ ASKED: list[tuple[str, str, Json | None]] = [
     ("get", "/healthz", None),
     ("get", "/readyz", None),
 ]
+
+
+_TEAM = "/admin/v1/tenants/{tenant}/teams"
+ADMINISTERED: list[tuple[str, str, Json | None]] = [
+    ("put", "/admin/v1/tenants/{tenant}", {"models": ["m"]}),
+    ("get", "/admin/v1/tenants", None),
+    ("put", f"{_TEAM}/{{team}}", {}),
+    ("get", _TEAM, None),
+    ("post", "/admin/v1/keys", {"id": "m", "tenant": "acme", "team": "red", "expires_at": "90d"}),
+    ("get", "/admin/v1/keys", None),
+    ("get", "/admin/v1/keys/{id}", None),
+    ("post", "/admin/v1/keys/{id}/rotate", {"overlap": "1h"}),
+    ("put", "/admin/v1/limits", {"level": "key", "subject": "m", "kind": "tokens", "amount": 1000}),
+    ("get", "/admin/v1/limits", None),
+    ("delete", "/admin/v1/limits", None),
+    ("put", "/admin/v1/aliases", {"level": "team", "subject": "acme/red", "name": "fast", "model": "m"}),
+    ("get", "/admin/v1/aliases", None),
+    ("delete", "/admin/v1/aliases", None),
+    ("post", "/admin/v1/keys/{id}/revoke", None),
+    ("get", "/admin/v1/audit", None),
+]
+_PLACES = {
+    "/admin/v1/limits": {"level": "key", "subject": "m", "kind": "tokens"},
+    "/admin/v1/aliases": {"level": "team", "subject": "acme/red", "name": "fast"},
+}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -76,6 +102,28 @@ async def test_answers_and_errors_are_what_it_says(gateway: Client) -> None:
                 conforms(await response.json(), error)
 
 
+async def test_the_admin_api_is_what_it_says(tmp_path: Path) -> None:
+    key = {"id": "root", "secret": "sk-root", "admin": True}
+    headers = {"x-api-key": "sk-root"}
+    async with ScriptedEngine() as engine, gateway_for([engine], tmp_path, keys=[key]) as client:
+        for method, path, body in ADMINISTERED:
+            operation = DOCUMENT["paths"][path][method]
+            if body is not None:
+                conforms(body, operation["requestBody"]["content"]["application/json"]["schema"])
+            url = client.url + path.replace("{id}", "m").replace("{tenant}", "acme").replace("{team}", "red")
+            params = _PLACES.get(path, {}) if method == "delete" else {}
+            async with client.session.request(method, url, json=body, headers=headers, params=params) as response:
+                told = await response.json()
+                said = operation["responses"][str(response.status)]
+            conforms(told, said["content"]["application/json"]["schema"])
+            async with client.session.request(method, url) as response:
+                error = operation["responses"]["default"]["content"]["application/json"]["schema"]
+                assert response.status == 401
+                conforms(await response.json(), error)
+
+
 async def test_every_endpoint_is_in_it(gateway: Client) -> None:
     told = {(method, path) for path, methods in DOCUMENT["paths"].items() for method in methods}
-    assert told == {(method, path) for method, path, _ in ASKED} | {("post", "/v1/responses/{id}/cancel")}
+    assert told == {(method, path) for method, path, _ in ASKED + ADMINISTERED} | {
+        ("post", "/v1/responses/{id}/cancel")
+    }

@@ -60,7 +60,7 @@ def test_check_names_what_is_not_there(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_new_key_is_shown_once_and_its_digest_is_what_goes_into_the_file(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["key", "dev", "--team", "red"]) == 0
+    assert main(["key", "settings", "dev", "--team", "red"]) == 0
     out = capsys.readouterr().out
     secret = out.split("shown this once: ")[1].split()[0]
     assert out.count(secret) == 1
