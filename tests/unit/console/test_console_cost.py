@@ -9,7 +9,6 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from billing.ledger import Ledger
@@ -21,8 +20,8 @@ from billing.trend_chart import MAX_BUCKETS, caption, trend_svg
 from gateway.cli import main
 from gateway.console.costs import DIMENSIONS, WINDOWS
 from gateway.console.formats import count, money
-from gateway.console.routes import routes
 from tests.samples.billed import START_NS, altered, billed, many, unpriced
+from tests.samples.console import console_app, visitor
 from tracing.record import Identity
 from tracing.store import TraceStore
 
@@ -57,8 +56,7 @@ def pages(ledger: Path, tmp_path: Path, *addresses: str, tenant: str | None = No
 
     async def ask() -> list[str]:
         store = TraceStore(tmp_path / "traces.sqlite3")
-        app = web.Application()
-        app.add_routes(routes(store, tenant_of=lambda _: tenant, clock=lambda: NOW_NS, report_of=report_of))  # type: ignore[arg-type]
+        app = console_app(store, visitor(tenant), clock=lambda: NOW_NS, report_of=report_of)
         async with TestClient(TestServer(app)) as client:
             texts = []
             for address in addresses:

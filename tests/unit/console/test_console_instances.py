@@ -4,17 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from engine_adapter.base import InstanceFacts
 from engine_adapter.openai_compatible import OpenAICompatible
-from gateway.console.instances import instance_row
-from gateway.console.routes import routes
 from gateway.fleet import Instance, InstanceSpec
 from gateway.residency import predicted_residency
 from gateway.routing import Rates
 from radix_index.index import RadixIndex
+from tests.samples.console import console_app, visitor
 from tracing.store import TraceStore
 
 RATES = Rates(prefill=1000.0, host=1e6, disk=1e5, pool=1e4)
@@ -40,9 +38,7 @@ def engine() -> Instance:
 
 
 async def page(store: TraceStore, instances: list[Instance], tenant: str | None = None) -> tuple[int, str]:
-    app = web.Application()
-    rows = routes(store, tenant_of=lambda _: tenant, instances=lambda: [instance_row(each) for each in instances])
-    app.add_routes(rows)
+    app = console_app(store, visitor(tenant), instances=lambda: instances)
     async with TestClient(TestServer(app)) as client, client.get("/console/instances") as response:
         return response.status, await response.text()
 

@@ -12,17 +12,11 @@ import pytest
 from msgspec import structs
 
 from gateway.console.formats import count, money
-from gateway.console.pages import (
-    RunsQuery,
-    choice_page,
-    missing_page,
-    request_href,
-    request_page,
-    run_href,
-    run_page,
-    runs_page,
-)
-from gateway.console.views import STEPS_PER_PAGE, run_view, sum_money
+from gateway.console.frame import render, request_href, run_href
+from gateway.console.pages import RunsQuery, diff_page, request_page, run_page, runs_page
+from gateway.console.run_views import STEPS_PER_PAGE, page_of, run_view
+from gateway.console.views import sum_money
+from gateway.console.visitor import EVERYBODY
 from tests.samples.agent_runs import RunShape, agent_run, plain_record
 from tracing.record import Charge, Identity, Outcome, RequestRecord, ToolCall, Usage, UsageSource
 from tracing.store import TraceStore, TraceStoreOptions
@@ -116,11 +110,12 @@ def test_hostile_text_is_text_on_every_page(store: TraceStore) -> None:
     follower = replace(follower, stamps=replace(record.stamps, arrived_ns=record.stamps.closed_ns + 5 * 10**8))
     put(store, record, follower)
     pages = (
-        listing(store, text=HOSTILE, window=HOSTILE),
-        run_page([record, follower]),
+        listing(store, q=HOSTILE, window=HOSTILE, model=HOSTILE),
+        run_page(page_of([record, follower])),
         request_page(record),
-        missing_page(HOSTILE),
-        choice_page(HOSTILE, [HOSTILE, "b"]),
+        diff_page(record, follower, {}),
+        render("missing.html", EVERYBODY, what=HOSTILE),
+        render("choice.html", EVERYBODY, run_id=HOSTILE, tenants=[HOSTILE, "b"]),
     )
     for html in pages:
         page = Page(html)
@@ -137,7 +132,7 @@ def test_hostile_text_is_text_on_every_page(store: TraceStore) -> None:
 
 def test_pages_need_nothing_from_elsewhere_and_no_inline_code(store: TraceStore) -> None:
     put(store, *agent_run())
-    for html in (listing(store), run_page(agent_run()), request_page(agent_run()[5])):
+    for html in (listing(store), run_page(page_of(agent_run())), request_page(agent_run()[5])):
         assert "http://" not in html.replace("http://www.w3.org", "")
         assert "https://" not in html
         assert "<style" not in html
@@ -162,7 +157,7 @@ def test_the_run_page_shows_totals_steps_and_the_same_money_as_the_store(store: 
     records = agent_run(RunShape(steps=12))
     put(store, *records)
     assert sum_money(records) == store.runs()[0].money == store.totals().money
-    page = Page(run_page(records))
+    page = Page(run_page(page_of(records)))
     (total,) = store.runs()[0].money
     assert str(money(total.cost_nano, "USD")) in page.text
     assert str(money(total.saved_nano, "USD")) in page.text
@@ -179,7 +174,7 @@ def test_the_run_page_shows_totals_steps_and_the_same_money_as_the_store(store: 
 
 def test_prefix_bars_are_to_the_scale_of_the_longest_step() -> None:
     records = agent_run()
-    view = run_view(records)
+    view = run_view(page_of(records))
     longest = max(record.usage.total_tokens for record in records)
     for record, step in zip(records, view.steps, strict=True):
         filled = sum(float(segment.width[:-1]) for segment in step.bar)
@@ -191,7 +186,7 @@ def test_prefix_bars_are_to_the_scale_of_the_longest_step() -> None:
 
 
 def test_time_bars_follow_one_another_on_the_common_axis() -> None:
-    view = run_view(agent_run())
+    view = run_view(page_of(agent_run()))
     starts = [float(step.time[0].x[:-1]) for step in view.steps]
     assert starts == sorted(starts)
     assert starts[0] == 0.0
@@ -201,12 +196,12 @@ def test_time_bars_follow_one_another_on_the_common_axis() -> None:
 
 def test_a_long_run_is_paged_and_keeps_its_totals() -> None:
     records = agent_run(RunShape(steps=STEPS_PER_PAGE * 2 + 7))
-    first, last = run_view(records, 1), run_view(records, 99)
+    first, last = run_view(page_of(records, 1)), run_view(page_of(records, 99))
     assert (first.page, first.pages, len(first.steps)) == (1, 3, STEPS_PER_PAGE)
     assert (last.page, len(last.steps)) == (3, 7)
-    assert first.money == last.money == run_view(records, -5).money
+    assert first.money == last.money == run_view(page_of(records, -5)).money
     assert last.steps[-1].step == len(records)
-    page = Page(run_page(records, 2))
+    page = Page(run_page(page_of(records, 2)))
     links = [attributes.get("href") for tag, attributes in page.elements if tag == "a" and "rel" in attributes]
     assert links == [f"{run_href(first.run_id, 'default')}?page={number}" for number in (1, 3)]
 
@@ -230,13 +225,13 @@ def test_a_request_without_price_answer_or_usage_says_so() -> None:
 
 def test_an_empty_store_explains_what_to_do_and_an_empty_search_does_not(store: TraceStore) -> None:
     assert "base URL" in Page(listing(store)).text
-    assert "No run matches." in Page(listing(store, text="x")).text
+    assert "No run matches." in Page(listing(store, q="x")).text
 
 
 def test_currencies_stand_side_by_side() -> None:
     one, two = agent_run(RunShape(steps=2))
     two = replace(two, charge=replace(two.charge, currency="EUR"))
-    text = Page(run_page([one, two])).text
+    text = Page(run_page(page_of([one, two]))).text
     assert str(money(one.charge.amount_nano, "USD")) in text
     assert str(money(two.charge.amount_nano, "EUR")) in text
 

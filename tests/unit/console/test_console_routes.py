@@ -5,11 +5,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from gateway.console.routes import RUNS_PER_PAGE, routes
+from gateway.console.run_routes import RUNS_PER_PAGE
 from tests.samples.agent_runs import RunShape, agent_run, plain_record
+from tests.samples.console import console_app, visitor
 from tracing.record import RequestRecord
 from tracing.store import TraceStore, TraceStoreOptions
 
@@ -23,14 +23,8 @@ def store(tmp_path: Path) -> Iterator[TraceStore]:
 
 @pytest.fixture
 async def client(store: TraceStore) -> AsyncIterator[TestClient]:
-    async with TestClient(TestServer(application(store))) as client:
+    async with TestClient(TestServer(console_app(store))) as client:
         yield client
-
-
-def application(store: TraceStore, tenant: str | None = None) -> web.Application:
-    app = web.Application()
-    app.add_routes(routes(store, tenant_of=lambda _request: tenant))
-    return app
 
 
 def put(store: TraceStore, *records: RequestRecord) -> None:
@@ -44,13 +38,34 @@ def put(store: TraceStore, *records: RequestRecord) -> None:
     [
         ("/console", 200),
         ("/console/", 200),
-        ("/console?q=x&window=24h&failed=1&before=5", 200),
-        ("/console?before=99999999999999999999999&window=nonsense", 200),
-        ("/console?before=9999999999999999999", 200),
+        ("/console?window=nonsense", 200),
+        ("/console?form=csv", 200),
+        ("/console/runs", 200),
+        ("/console/runs?q=x&window=24h&status=failed&last=5&last_tenant=a&last_run=b", 200),
+        ("/console/runs?last=99999999999999999999999&last_tenant=a&last_run=b&window=nonsense", 200),
+        ("/console/runs?last=9999999999999999999&status=nonsense&hit_below=x&cost_above=1e999", 200),
+        ("/console/runs?hit_below=50&cost_above=0.001&model=m&team=t&agent=a&form=json", 200),
+        ("/console/runs?form=nonsense", 200),
         ("/console/runs/run-7f3a90c2", 200),
         ("/console/runs/run-7f3a90c2?page=nonsense", 200),
         ("/console/runs/run-7f3a90c2?page=999999", 200),
+        ("/console/runs/run-7f3a90c2?step=7", 200),
+        ("/console/runs/run-7f3a90c2/diff?a=2&b=3", 200),
+        ("/console/runs/run-7f3a90c2/diff?a=2&b=300", 404),
+        ("/console/runs/run-7f3a90c2/diff", 404),
+        ("/console/runs/none/diff?a=1&b=2", 404),
         ("/console/runs/none", 404),
+        ("/console/prefixes", 200),
+        ("/console/prefixes?form=csv", 200),
+        ("/console/what-if", 200),
+        ("/console/what-if?run=none", 400),
+        ("/console/what-if?window=7d&policy=nonsense&host=x&engine=nonsense", 400),
+        ("/console/instances", 200),
+        ("/console/instances?form=json", 200),
+        ("/console/stores", 200),
+        ("/console/index", 200),
+        ("/console/settings", 200),
+        ("/console/keys", 200),
         ("/console/requests/7f3a90c2-003", 200),
         ("/console/requests/none", 404),
         ("/console/nothing/here", 404),
@@ -67,7 +82,8 @@ async def test_every_answer_has_its_status_and_a_strict_policy(
     answer = await client.get(address)
     assert answer.status == status
     policy = answer.headers["Content-Security-Policy"]
-    assert "default-src 'none'" in policy
+    assert "default-src 'self'" in policy
+    assert "object-src 'none'" in policy
     assert "unsafe" not in policy
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
@@ -93,9 +109,9 @@ async def test_a_run_is_exported_as_its_records(store: TraceStore, client: TestC
 async def test_older_runs_are_one_link_away_and_none_is_left_out(store: TraceStore, client: TestClient) -> None:
     for number in range(RUNS_PER_PAGE + 7):
         put(store, *agent_run(RunShape(run_id=f"run-n{number:03d}", steps=1, start_ns=10**18 + number * 10**9)))
-    first = await (await client.get("/console?window=")).text()
-    address = first.split('<a href="/console?')[1].split('"')[0].replace("&amp;", "&")
-    second = await (await client.get(f"/console?{address}")).text()
+    first = await (await client.get("/console/runs?window=")).text()
+    address = first.split('<p class="pager"><a href="')[1].split('"')[0].replace("&amp;", "&")
+    second = await (await client.get(address)).text()
     for number in range(RUNS_PER_PAGE + 7):
         places = [f"<code>run-n{number:03d}</code>" in html for html in (first, second)]
         assert places.count(True) == 1, number
@@ -105,8 +121,8 @@ async def test_a_tenant_sees_its_own_runs_and_requests_only(store: TraceStore) -
     mine = agent_run(RunShape(run_id="run-mine", tenant="a", agent="my-agent"))
     theirs = agent_run(RunShape(run_id="run-theirs", tenant="b", agent="their-agent"))
     put(store, *mine, *theirs)
-    async with TestClient(TestServer(application(store, tenant="a"))) as client:
-        page = await (await client.get("/console")).text()
+    async with TestClient(TestServer(console_app(store, visitor("a")))) as client:
+        page = await (await client.get("/console/runs")).text()
         assert "my-agent" in page
         assert "their-agent" not in page
         for address in (

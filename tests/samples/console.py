@@ -1,0 +1,25 @@
+"""A console over given sources, for whoever a test says."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from gateway.access.roles import ALL_RIGHTS, Right
+from gateway.console.routes import Console
+from gateway.console.sources import Sources
+from gateway.console.visitor import Visitor
+from tracing.store import TraceStore
+
+
+def visitor(tenant: str | None = None, *rights: Right) -> Visitor:
+    """Return an admin, or somebody of a tenant who may do everything but administer, or just ``rights``."""
+    own = ALL_RIGHTS if tenant is None else ALL_RIGHTS - {Right.ADMINISTER}
+    return Visitor(tenant, frozenset(rights) or own, "tester", "word")
+
+
+def console_app(traces: TraceStore, who: Visitor | None = None, **sources: object) -> web.Application:
+    """Return an application with the console's routes. ``sources``: further ones of ``Sources``."""
+    seen_by = visitor() if who is None else who
+    app = web.Application()
+    app.add_routes(Console(Sources(traces, lambda _: seen_by, **sources)).routes())  # type: ignore[arg-type]
+    return app
