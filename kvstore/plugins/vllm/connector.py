@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm import __version__ as vllm_version
-from vllm.distributed.kv_events import KVCacheEvent
+from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -25,7 +25,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvstore.page import PageLayout, Tier
 from kvstore.plugins.vllm.assembly import open_worker, pool_options
-from kvstore.plugins.vllm.events import engine_events
+from kvstore.plugins.vllm.events import EventKinds, engine_events
 from kvstore.plugins.vllm.identity import CONTENT_HASHES
 from kvstore.plugins.vllm.messages import Hello, StepPlan, WorkerReport
 from kvstore.plugins.vllm.options import ConnectorOptions, read_options
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_EVENTS = EventKinds(BlockStored, BlockRemoved, lambda name: maybe_convert_block_hash(BlockHash(name)))
 _SOURCES = {Tier.HOST: CacheHitSource.HOST, Tier.DISK: CacheHitSource.DISK}
 
 
@@ -149,8 +150,7 @@ class Keepwarm(KVConnectorBase_V1):
 
     def take_events(self) -> Iterable[KVCacheEvent]:
         """See the base class."""
-        changes = self._half.take_changes()
-        return list(engine_events(changes, self._block_tokens, lambda name: maybe_convert_block_hash(BlockHash(name))))
+        return list(engine_events(self._half.take_changes(), self._block_tokens, _EVENTS))
 
     def has_pending_push_work(self) -> bool:
         """Tell whether the engine should go on stepping: until pages are written, and their events are told."""

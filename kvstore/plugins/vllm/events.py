@@ -7,26 +7,35 @@ one. Media by name: ``CPU`` for memory, ``DISK``, ``EXTERNAL`` for the pool.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent
 
 from kvstore.page import PageMeta, Tier
 from kvstore.plugins.vllm.messages import Change, Stored
 
 _MEDIA: Mapping[Tier, str] = {Tier.HOST: "CPU", Tier.DISK: "DISK", Tier.POOL: "EXTERNAL"}
-NameOf = Callable[[bytes], bytes | int]
 
 
-def engine_events(changes: Iterable[Change], block_tokens: int, name_of: NameOf) -> Iterator[KVCacheEvent]:
+@dataclass(frozen=True, slots=True)
+class EventKinds:
+    """vLLM's own classes of events, and how its events name a block."""
+
+    stored: Callable[..., Any]
+    removed: Callable[..., Any]
+    name_of: Callable[[bytes], bytes | int]
+
+
+def engine_events(changes: Iterable[Change], block_tokens: int, kinds: EventKinds) -> Iterator[Any]:
     """Yield the events of these changes in order; neighbours of one chain become one event."""
     for change in changes:
         medium = _MEDIA[change.tier]
         if not isinstance(change, Stored):
-            yield BlockRemoved(block_hashes=[name_of(name) for name in change.hashes], medium=medium)
+            yield kinds.removed(block_hashes=[kinds.name_of(name) for name in change.hashes], medium=medium)
             continue
         for run in _chains(change.pages):
-            yield _stored(run, medium, block_tokens, name_of)
+            yield _stored(run, medium, block_tokens, kinds)
 
 
 def _chains(pages: Sequence[tuple[bytes, PageMeta]]) -> Iterator[list[tuple[bytes, PageMeta]]]:
@@ -40,12 +49,12 @@ def _chains(pages: Sequence[tuple[bytes, PageMeta]]) -> Iterator[list[tuple[byte
         yield run
 
 
-def _stored(run: Sequence[tuple[bytes, PageMeta]], medium: str, block_tokens: int, name_of: NameOf) -> BlockStored:
+def _stored(run: Sequence[tuple[bytes, PageMeta]], medium: str, block_tokens: int, kinds: EventKinds) -> Any:
     first = run[0][1]
     is_salted = first.parent is None and first.salt is not None
-    return BlockStored(
-        block_hashes=[name_of(name) for name, _ in run],
-        parent_block_hash=None if first.parent is None else name_of(first.parent),
+    return kinds.stored(
+        block_hashes=[kinds.name_of(name) for name, _ in run],
+        parent_block_hash=None if first.parent is None else kinds.name_of(first.parent),
         token_ids=[token for _, meta in run for token in np.frombuffer(meta.token_ids, "<u4").tolist()],
         block_size=block_tokens,
         lora_id=None,

@@ -37,9 +37,11 @@ class Holdings:
         return told
 
     def tier_of(self, name: bytes) -> Tier | None:
-        """Return the fastest tier of the engine's own from which the block can be loaded."""
+        """Return the tier of the engine's own that the block comes from, the slowest of its ranks deciding."""
+        mask = 0
         for tier in LOCAL_TIERS:
-            if self._masks[tier].get(name) == self._whole:
+            mask |= self._masks[tier].get(name, 0)
+            if mask == self._whole:
                 return tier
         return None
 
