@@ -17,6 +17,7 @@ _MODULE = "kvstore.plugins.sglang"
 _TOPIC = "kv-events"
 _PAGES_DEPEND_ON = (
     "version",
+    "served_model_name",
     "model_path",
     "revision",
     "dtype",

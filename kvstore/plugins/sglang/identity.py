@@ -27,7 +27,7 @@ _SHAPE = ("head_num", "head_dim", "v_head_dim", "layer_num", "start_layer", "end
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Which part of the model this process holds."""
+    """Which part of which model this process holds."""
 
     tp_rank: int = 0
     tp_size: int = 1
@@ -38,6 +38,7 @@ class Shard:
     dcp_rank: int = 0
     dcp_size: int = 1
     is_mla: bool = False
+    model_name: str = ""  # as it is served, with the tag of the host pool's page format where that has one
 
     @property
     def writes(self) -> bool:
@@ -67,6 +68,7 @@ def read_shard(config: Any) -> Shard:
         dcp_rank=getattr(config, "dcp_rank", 0),
         dcp_size=getattr(config, "dcp_size", 1),
         is_mla=bool(config.is_mla_model),
+        model_name=config.model_name or "",
     )
 
 
@@ -92,6 +94,7 @@ def page_layout(
         "engine": f"sglang {facts.version}",
         "settings": dict(facts.settings),
         "namespace": namespace,
+        "model": shard.model_name,
         "pool": name,
         "order": "pieces" if zero_copy else "flat",
         "class": type(pool).__name__,

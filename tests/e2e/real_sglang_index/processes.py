@@ -167,24 +167,26 @@ class SglangServer(Process):
 class GatewayProcess(Process):
     """A gateway in front of the servers."""
 
-    def __init__(self, servers: list[SglangServer], folder: Path) -> None:
+    def __init__(self, servers: Sequence[SglangServer], folder: Path, *, more_settings: str = "") -> None:
         (port,) = free_ports(1)
-        settings = folder / "keepwarm.toml"
-        settings.write_text(_settings(servers, port))
-        command = [sys.executable, "-m", "gateway", "serve", "--config", str(settings)]
-        environment = {"KEEPWARM_HOME": str(folder / "home")}
+        self.settings, self.home = folder / "keepwarm.toml", folder / "home"
+        self.settings.write_text(_settings(servers, port) + more_settings)
+        command = [sys.executable, "-m", "gateway", "serve", "--config", str(self.settings)]
+        environment = {"KEEPWARM_HOME": str(self.home)}
         super().__init__(command, f"http://127.0.0.1:{port}", "/healthz", folder / "gateway.log", environment)
 
-    def ask(self, path: str, body: Json | None = None, key: str = "admin") -> tuple[Json, Mapping[str, str]]:
+    def ask(
+        self, path: str, body: Json | None = None, key: str = "admin", headers: Mapping[str, str] | None = None
+    ) -> tuple[Json, Mapping[str, str]]:
         """Ask with one of the keys of the settings."""
-        return get_json(self.url + path, body, {"authorization": f"Bearer secret-of-{key}"})
+        return get_json(self.url + path, body, {"authorization": f"Bearer secret-of-{key}", **(headers or {})})
 
     def instances(self) -> dict[str, Json]:
         """Return what the gateway knows of the servers, by name."""
         return {each["id"]: each for each in self.ask("/keepwarm/v1/instances")[0]["instances"]}
 
 
-def _settings(servers: list[SglangServer], port: int) -> str:
+def _settings(servers: Sequence[SglangServer], port: int) -> str:
     lines = [
         "[server]",
         f"port = {port}",

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvstore.plugins.sglang.engine import engine_events
+from kvstore.plugins.sglang.options import host_and_port, read_options
+from tests.samples.sglang_host import Engine, FakeHostPool
+
+
+def test_options_beside_sglangs_own() -> None:
+    options = read_options(
+        {"backend_name": "keepwarm", "module_path": "m", "class_name": "c", "interface_v1": 1, "disk": "~/x",
+         "disk_gb": 2, "pool": "redis://h", "pool_gb": 0.5, "buffer_gb": 1, "host_gb": 2}
+    )  # fmt: skip
+    assert (options.disk_bytes, options.pool_bytes, options.host_bytes) == (2 * 10**9, 5 * 10**8, 3 * 10**9)
+    assert options.disk_path is not None
+    assert options.disk_path.is_absolute()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "nowhere to keep pages"),
+        ({"disk": "/x"}, "disk_gb"),
+        ({"pool": "redis://h", "pol": 1}, "pol"),
+        ({"pool": 7}, "pool"),
+        ({"pool": "redis://h", "pool_gb": -1}, "negative"),
+        ({"pool": "redis://h", "claim_margin": 0}, "positive"),
+        ({"pool": "redis://h", "prefill_tokens_per_s": -5}, "positive"),
+        ({"pool": "redis://h", "events": "5557"}, "tcp://HOST:PORT"),
+        ({"pool": "redis://h", "events": "tcp://*:65535"}, "tcp://HOST:PORT"),
+        ({"pool": "redis://h", "engine_events": "ipc:///x"}, "tcp://HOST:PORT"),
+    ],
+)
+def test_wrong_options_are_refused_with_what_is_wrong(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        read_options(given)
+
+
+def test_a_server_that_does_not_know_its_weights_does_not_start() -> None:
+    with pytest.raises(ValueError, match="weights_id"):
+        Engine({"pool": "redis://127.0.0.1:1", "weights_id": None})
+
+
+def test_a_layout_whose_pages_cannot_be_reached_does_not_start() -> None:
+    class Scattered(FakeHostPool):
+        def get_page_buffer_meta(self, indices: Any) -> tuple[list[int], list[int]]:
+            raise ValueError("Unsupported layout: page_odd")
+
+    with pytest.raises(ValueError, match="hicache-mem-layout"):
+        Engine({"pool": "redis://127.0.0.1:1"}, pool=Scattered(layout="page_odd"))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "parts"),
+    [("tcp://*:5557", ("*", 5557)), ("tcp://10.0.0.1:1", ("10.0.0.1", 1)), ("tcp://[::1]:80", ("[::1]", 80))],
+)
+def test_endpoints_are_taken_apart(endpoint: str, parts: tuple[str, int]) -> None:
+    assert host_and_port(endpoint) == parts
+
+
+def test_where_an_engine_publishes_by_rank() -> None:
+    config = '{"publisher": "zmq", "topic": "kv", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5657"}'
+    events = engine_events(config, 2)
+    assert events is not None
+    assert (events.endpoint, events.replay_endpoint, events.topic) == (
+        "tcp://127.0.0.1:5559",
+        "tcp://127.0.0.1:5659",
+        "kv",
+    )
+    assert engine_events(None, 0) is None
+    assert engine_events('{"publisher": "null"}', 0) is None
+    bare = engine_events('{"publisher": "zmq", "endpoint": "inproc://x"}', 1)
+    assert bare is not None
+    assert (bare.endpoint, bare.replay_endpoint, bare.topic) == ("inproc://x", None, "")
