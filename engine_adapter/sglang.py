@@ -123,7 +123,7 @@ class Sglang(OpenAICompatible):
             models=models,
             max_model_len=max_len,
             block_size=_block_size(info),
-            event_sources=event_sources(info, host),
+            event_sources=sources,
             capacity_tokens=whole_number(info.get("max_total_num_tokens")),
             model_path=_text(info.get("model_path")),
             weights_id=_text(info.get("weights_id")),
