@@ -117,7 +117,6 @@ class Sglang(OpenAICompatible):
             tiers, pool = list(storage.tiers), storage.pool
             if storage.port is not None:
                 sources = relayed(sources, storage.port, host)
-        host = urlsplit(url).hostname or "127.0.0.1"
         loads = load_sources(info, host)
         return InstanceFacts(
             models=models,
