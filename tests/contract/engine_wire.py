@@ -18,6 +18,7 @@ from engine_adapter.errors import UpstreamError
 from engine_adapter.wire_client import WireClient
 
 _KEPT_METRICS = re.compile(r"^(vllm|sglang|llamacpp):[a-z_]*(num_|usage|requests_|cache_config|queue)")
+_OF_THE_MACHINE = frozenset({"vllm_env", "system_env", "internal_states", "launch_command"})
 _FOLDERS = re.compile(r'(?<=")/[^"]*/(?=[^"/]+")')
 
 
@@ -115,6 +116,6 @@ def _shortened(path: str, answer: str) -> str:
         answer = "\n".join(line for line in answer.splitlines() if _KEPT_METRICS.match(line)) + "\n"
     if path.startswith("/server_info"):
         told = json.loads(answer)
-        told = {name: told[name] for name in told if name not in ("vllm_env", "system_env", "internal_states")}
+        told = {name: told[name] for name in told if name not in _OF_THE_MACHINE}
         answer = json.dumps(told)
     return _FOLDERS.sub("/models/", answer)
