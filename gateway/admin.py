@@ -40,10 +40,12 @@ class Admin:
         why_not_ready: Callable[[], str | None],
         restarts: Mapping[str, Restart],
         rest_limit_s: float = 60.0,
+        drained: Callable[[str, bool], None] | None = None,
     ) -> None:
+        """``drained`` is told of each instance that is taken out or back, for other workers to do the same."""
         self._keys, self._fleet, self._traces = keys, fleet, traces
         self._render_metrics, self._why_not_ready, self._restarts = render_metrics, why_not_ready, restarts
-        self._rest_limit_s = rest_limit_s
+        self._rest_limit_s, self._drained = rest_limit_s, drained
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes. Health and metrics need no key; they name instances and models, and nobody's requests."""
@@ -84,6 +86,8 @@ class Admin:
             await self._restart(instance)
         else:
             instance.is_draining = action == "drain"
+            if self._drained is not None:
+                self._drained(instance.id, instance.is_draining)
         return web.json_response(instance_facts(instance))
 
     async def _restart(self, instance: Instance) -> None:

@@ -15,39 +15,31 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 
-from aiohttp import web
+from prometheus_client import CollectorRegistry
 
-from billing.budgets import Budgets
 from billing.counters import LedgerCounters
 from billing.database import Place
 from billing.ledger import Ledger
-from billing.shelf import PriceShelf
 from engine_adapter.embedded.launch import EmbeddedProcess
 from engine_adapter.wire_client import WireClient
 from gateway import assembly
 from gateway.access.api import AccessApi
-from gateway.access.keeper import KeeperOptions, KeyKeeper
-from gateway.access.store import AccessStore
 from gateway.admin import Admin
-from gateway.alerts import Webhook
 from gateway.answer_headers import AnswerHeaders
 from gateway.attempt import Attempter
 from gateway.console.mount import mounted_console
 from gateway.diagnosis.watch import Build, PromptWatch
 from gateway.dispatch import Dispatcher
-from gateway.errors import SettingsError
+from gateway.doors import opened_keys, opened_spending
 from gateway.failover import Failover
 from gateway.fleet import Fleet, Instance
 from gateway.flights import Flights
-from gateway.front import Front
 from gateway.gauges import StateCollector
 from gateway.home import claimed
-from gateway.http import Edge, EdgeOptions, ShapedRequestHandler, make_app, protocol_log
-from gateway.identity import KeyRing
+from gateway.http import Edge, EdgeOptions, make_app
 from gateway.ledger_metrics import LedgerCollector
-from gateway.limits.limiter import Limiter
+from gateway.listening import LAST_WORDS_S, listening
 from gateway.models import ModelDirectory
 from gateway.peers import Peers
 from gateway.pipeline import Pipeline
@@ -59,11 +51,12 @@ from gateway.recorder import Recorder
 from gateway.recovery import TraceFollower
 from gateway.replies import Replies
 from gateway.routing import POLICIES
-from gateway.settings import Settings, is_loopback
+from gateway.settings import Settings
 from gateway.snapshots import IndexSnapshots
-from gateway.spending import Spending
 from gateway.store_metrics import StoreCollector
 from gateway.tokens import Tokens
+from gateway.workers.place import WorkerPlace
+from gateway.workers.worker import Worker
 from radix_index.index import RadixIndex
 from tracing.export import SpanExport, otlp_exporter
 from tracing.metrics import Metrics
@@ -72,7 +65,6 @@ from tracing.runs import RunLinker
 from tracing.store import TraceStore
 
 _log = logging.getLogger(__name__)
-_LAST_WORDS_S = 5.0
 _FLUSH_S = 5.0
 _RESTORED_RECORDS = 10_000
 
@@ -94,8 +86,15 @@ class Gateway:
     processes: dict[str, EmbeddedProcess] = field(default_factory=dict)
 
 
-async def serve(settings: Settings, on_listening: Callable[[Gateway], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. Raises ``SettingsError``, ``LaunchError``, ``BillingError`` …"""
+async def serve(
+    settings: Settings,
+    on_listening: Callable[[Gateway], None] | None = None,
+    among: WorkerPlace | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. Raises ``SettingsError``, ``LaunchError``, ``BillingError`` …
+
+    ``among``: the place of this process among several workers of one gateway.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -107,7 +106,7 @@ async def serve(settings: Settings, on_listening: Callable[[Gateway], None] | No
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     try:
-        async with running(settings) as gateway:
+        async with running(settings, among) as gateway:
             if on_listening is not None:
                 on_listening(gateway)
             await stop.wait()
@@ -118,10 +117,13 @@ async def serve(settings: Settings, on_listening: Callable[[Gateway], None] | No
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Gateway]:
-    """Be a whole gateway within the block; leaving it drains. Fails with the first error of a part that must live."""
+async def running(settings: Settings, among: WorkerPlace | None = None) -> AsyncIterator[Gateway]:
+    """Be a whole gateway within the block, or one worker of it; leaving it drains. Fails with the first error of a part
+    that must live."""
     async with AsyncExitStack() as stack:
-        stack.enter_context(claimed(settings.home))
+        worker = None if among is None else Worker(among)
+        if worker is None:  # else the supervisor has it
+            stack.enter_context(claimed(settings.home))
         embedded, pool = settings.embedded, None
         if settings.runs_embedded and embedded.pool_bytes and embedded.pool_url is None:
             pool = await own_pool(embedded.pool_bytes, stack)
@@ -154,7 +156,8 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         if compared is not None:
             stack.push_async_callback(asyncio.to_thread, compared.close, _FLUSH_S)
         flights, metrics = Flights(), Metrics()
-        keys, keeper, access = await _keys(settings, shelf, stack)
+        keys = await opened_keys(settings, shelf, stack)
+        keys_changed = keys.keeper.refresh if worker is None else worker.changing(keys.keeper.refresh)
         fleet = Fleet(
             [*map(assembly.embedded_spec, launches), *map(assembly.instance_spec, settings.instances)],
             client=client,
@@ -165,7 +168,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
             snapshots=snapshots,
         )
         models = ModelDirectory(assembly.model_options(settings), fleet.models, fleet.knows_all_models)
-        linker = RunLinker()
+        linker = RunLinker() if worker is None else worker.linker
         linker.restore(await asyncio.to_thread(traces.recent, _RESTORED_RECORDS))
         recorder = Recorder(
             shelf=shelf,
@@ -179,14 +182,17 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         metrics.registry.register(StoreCollector(ledger, traces))
         counters = LedgerCounters(place)
         stack.callback(counters.close)
-        metrics.registry.register(LedgerCollector(counters))
-        spending = await _spending(settings, shelf, keeper, stack)
+        of_all = metrics.registry if worker is None else CollectorRegistry()
+        of_all.register(LedgerCollector(counters))
+        shared_metrics = None if worker is None else worker.metrics(metrics.registry, of_all)
+        spending = await opened_spending(settings, shelf, keys.keeper, stack, 0 if among is None else among.number)
         dispatcher = Dispatcher(
             fleet,
             index,
             POLICIES[settings.routing.policy](),
             settings.routing.seed,
             asyncio.get_running_loop().call_later,
+            None if worker is None else worker.loads,
         )
         answer_headers = AnswerHeaders(
             recorder.settled,
@@ -197,7 +203,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         replies = Replies(answer_headers, limits.relay)
         attempter = Attempter(client, fleet, linker, prompts, replies, limits)
         pipeline = Pipeline(
-            keys=keys,
+            keys=keys.ring,
             models=models,
             linker=linker,
             prompts=prompts,
@@ -212,18 +218,19 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         )
         readiness = _Readiness(flights, fleet, recorder, waits_for=len(processes) or 1)
         admin = Admin(
-            keys=keys,
+            keys=keys.ring,
             fleet=fleet,
             traces=traces,
-            render_metrics=metrics.render,
+            render_metrics=metrics.render if shared_metrics is None else shared_metrics.render,
             why_not_ready=readiness.why_not,
             restarts={name: process.restart for name, process in processes.items()},
+            drained=None if worker is None else worker.drained,
         )
         edge_options = EdgeOptions(body_cap_bytes=settings.server.body_cap_bytes)
         app = make_app(edge_options)
         edge = Edge(
             pipeline,
-            keys=keys,
+            keys=keys.ring,
             models=models,
             tokens=Tokens(models, prompts, fleet, client),
             responses=Responses(responses),
@@ -233,22 +240,20 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         app.add_routes(admin.routes())
         peers = Peers(settings.server.trusted_proxies)
         access_api = AccessApi(
-            access,
-            keys,
+            keys.store,
+            keys.ring,
             fixed=[key.id for key in settings.keys],
-            changed=keeper.refresh,
+            changed=keys_changed,
             peer=lambda request: peers.client(request.remote, request.headers.get("x-forwarded-for")),
         )
         app.add_routes(access_api.routes())
-        key_store = assembly.access_store(settings)
-        stack.push_async_callback(asyncio.to_thread, key_store.close)
         console = mounted_console(
             settings,
             traces=traces,
             place=place,
-            keys=keys,
-            key_store=key_store,
-            keys_changed=keeper.refresh,
+            keys=keys.ring,
+            key_store=keys.store,
+            keys_changed=keys_changed,
             fleet=fleet,
             index=index,
             flights=flights,
@@ -260,19 +265,24 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(fleet.run(), name="fleet"),
-                group.create_task(snapshots.run(fleet.feeds), name="index snapshots"),
-                group.create_task(keeper.run(), name="keys"),
+                group.create_task(keys.keeper.run(), name="keys"),
                 group.create_task(console.run(), name="console"),
             ]
+            if among is None or among.is_first:
+                tasks.append(group.create_task(snapshots.run(fleet.feeds), name="index snapshots"))
+            if worker is not None and shared_metrics is not None:
+                worker.open(fleet.instances, lambda: group.create_task(keys.keeper.refresh()))
+                stack.callback(worker.mesh.close)
+                tasks.append(group.create_task(shared_metrics.run(), name="metrics"))
             if pool is not None:
                 tasks.append(group.create_task(keep_alive(pool), name="pool"))
             for name, process in processes.items():
                 was_ready = _ever_healthy(fleet.instances[name])
                 tasks.append(group.create_task(process.run(was_ready), name=f"engine {name}"))
             try:
-                async with _listening(app, edge, settings) as (runner_url, stop_listening):
+                async with listening(app, edge, assembly.listen_options(settings, among)) as (url, stop_listening):
                     yield Gateway(
-                        runner_url,
+                        url,
                         flights,
                         fleet,
                         index,
@@ -285,7 +295,8 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
                         processes,
                     )
                     await _drain(flights, settings, stop_listening)
-                    await snapshots.save(fleet.feeds)
+                    if among is None or among.is_first:
+                        await snapshots.save(fleet.feeds)
             finally:
                 for task in tasks:
                     task.cancel()
@@ -299,68 +310,7 @@ async def _drain(flights: Flights, settings: Settings, stop_listening: Callable[
     if not await flights.drain(settings.server.drain_limit_s):
         _log.warning("%d requests are cut at the drain limit", flights.count)
         flights.cut_all()
-        await flights.drain(_LAST_WORDS_S)
-
-
-@asynccontextmanager
-async def _listening(
-    app: web.Application, edge: Edge, settings: Settings
-) -> AsyncIterator[tuple[str, Callable[[], object]]]:
-    loop = asyncio.get_running_loop()
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_LAST_WORDS_S)
-    await runner.setup()
-    host, port = settings.server.host, settings.server.port
-    assert runner.server is not None
-    connection = partial(
-        ShapedRequestHandler,
-        runner.server,
-        loop=loop,
-        access_log=None,  # type: ignore[arg-type]  # it is what AppRunner passes for none
-        auto_decompress=False,  # it would run on the loop, without a limit; the edge refuses what is compressed
-        logger=protocol_log,
-    )
-    front = Front(edge.front_handler, connection, body_cap_bytes=settings.server.body_cap_bytes)
-
-    def stop() -> None:
-        server.close()
-        front.leave()
-
-    try:
-        try:
-            server = await loop.create_server(front, host, port, backlog=1024)
-        except OSError as error:
-            raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-        shown = f"[{host}]" if ":" in host else host
-        try:
-            yield f"http://{shown}:{server.sockets[0].getsockname()[1]}", stop
-        finally:
-            server.close()
-            await front.close()
-    finally:
-        await runner.cleanup()
-
-
-async def _keys(
-    settings: Settings, shelf: PriceShelf, stack: AsyncExitStack
-) -> tuple[KeyRing, KeyKeeper, AccessStore]:
-    """Return the keys there are, what keeps them in step with their store, and that. Raises ``SettingsError``."""
-    ring, store = assembly.key_ring(settings), assembly.access_store(settings)
-    stack.push_async_callback(asyncio.to_thread, store.close)
-    keeper = KeyKeeper(
-        store,
-        ring,
-        fixed=assembly.fixed_keys(settings),
-        rules=assembly.limit_rules(settings),
-        currency=shelf.default.currency,
-        options=KeeperOptions(settings.access.refresh_s, settings.access.stale_limit_s),
-    )
-    await keeper.refresh()
-    if ring.is_open and not is_loopback(settings.server.host):
-        raise SettingsError(
-            f"server.host = {settings.server.host!r} listens beyond this machine, which needs a key:"
-            " [[keys]], or 'keepwarm key create'"
-        )
-    return ring, keeper, store
+        await flights.drain(LAST_WORDS_S)
 
 
 class _Readiness:
@@ -381,36 +331,6 @@ class _Readiness:
         if not self._has_started:
             return f"starting: {up} of {self._waits_for} instances are up"
         return None if up else "no instance takes requests"
-
-
-async def _spending(settings: Settings, shelf: PriceShelf, keeper: KeyKeeper, stack: AsyncExitStack) -> Spending:
-    """Return the limits and budgets at the door. They are settled until the stack ends."""
-    counts = assembly.count_store(settings)
-    await counts.open()
-    stack.push_async_callback(counts.close)
-    listed = assembly.budgets_of(settings, shelf.default.currency)
-    seeded = [*listed, *keeper.budgets()]
-    store = await asyncio.to_thread(assembly.budget_store, settings, seeded)
-    stack.push_async_callback(store.close)
-    webhook = settings.billing.alert_webhook
-    budgets = Budgets(listed, store, None if webhook is None else Webhook(webhook))
-    await budgets.open(time.time_ns())
-    await stack.enter_async_context(_settling(budgets))
-    return Spending(budgets, shelf, settings.billing.assumed_output_tokens, Limiter(counts))
-
-
-@asynccontextmanager
-async def _settling(budgets: Budgets) -> AsyncIterator[None]:
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(budgets.run(), name="budgets")
-        try:
-            yield
-            async with asyncio.timeout(_FLUSH_S):
-                await budgets.drain()
-        except TimeoutError:
-            _log.warning("budgets were not settled in time: what was reserved stands")
-        finally:
-            task.cancel()
 
 
 def _ever_healthy(instance: Instance) -> Callable[[], bool]:

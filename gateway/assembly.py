@@ -38,11 +38,14 @@ from gateway.identity import Caller, Key, KeyRing, digest_of
 from gateway.limits.redis_counts import RedisCounts
 from gateway.limits.rules import CountStore, Level, LimitRule, Outage, Resource
 from gateway.limits.shared_counts import SharedCounts
+from gateway.listening import ListenOptions
 from gateway.models import ModelOptions, SpecialTokens
 from gateway.relay import RelayOptions
 from gateway.routing import Rates
 from gateway.settings import InstanceSettings, KeySettings, KvEventSettings, Settings
 from gateway.snapshots import SnapshotOptions
+from gateway.tls import TlsOptions
+from gateway.workers.place import WorkerPlace
 from tracing.record import Identity
 
 POOL_ID = "keepwarm"
@@ -204,6 +207,18 @@ def count_store(settings: Settings, worker: int = 0) -> CountStore:
         return RedisCounts(url, deadline_s=counts.deadline_s)
     workers = settings.server.workers
     return SharedCounts(settings.counts_path, worker=worker, workers=workers, deadline_s=counts.deadline_s)
+
+
+def listen_options(settings: Settings, among: WorkerPlace | None) -> ListenOptions:
+    """Return where to listen, for one worker of several or for the only one."""
+    server, tls = settings.server, settings.server.tls
+    return ListenOptions(
+        server.host,
+        server.port if among is None else among.port,
+        server.body_cap_bytes,
+        is_shared=among is not None,
+        tls=None if tls is None else TlsOptions(tls.certificate, tls.key, tls.minimum, tls.look_s),
+    )
 
 
 def adapter_of(name: str) -> EngineAdapter:

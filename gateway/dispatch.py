@@ -20,6 +20,7 @@ from gateway.prompt_rules import PromptRules, rules_for
 from gateway.protocols.base import Ask
 from gateway.residency import Watch, watch_events, watch_prediction
 from gateway.routing import NO_HITS, InstanceView, Policy, Reservation, decide, usable_hits
+from gateway.workers.shared_loads import SharedLoads
 from radix_index.base import InstanceMatch, Knowledge, PrefixIndex
 from tracing.record import Decision
 
@@ -55,8 +56,17 @@ class Route:
 class Dispatcher:
     """Chooses instances. Pure policy on the fleet's and the index's state of this moment; nothing here waits."""
 
-    def __init__(self, fleet: Fleet, index: PrefixIndex, policy: Policy, seed: int, later: Later) -> None:
-        self._fleet, self._index, self._policy, self._later = fleet, index, policy, later
+    def __init__(
+        self,
+        fleet: Fleet,
+        index: PrefixIndex,
+        policy: Policy,
+        seed: int,
+        later: Later,
+        shared: SharedLoads | None = None,
+    ) -> None:
+        """``shared``: the loads as other workers make them, too."""
+        self._fleet, self._index, self._policy, self._later, self._shared = fleet, index, policy, later, shared
         self._chance = random.Random(seed)
 
     def block_sizes(self, model: str) -> set[int]:
@@ -99,10 +109,17 @@ class Dispatcher:
             return None
         chosen = next(instance for instance in instances if instance.id == decision.instance)
         view = next(view for view in views if view.instance == decision.instance)
-        reservation = chosen.load.reserve(view.fresh_tokens(tokens))
+        reservation = self._reserve(chosen, view.fresh_tokens(tokens))
         watch = self._watch(chosen, prompt, decision)
         ticket = chosen.breaker.begin(time.monotonic())
         return Route(chosen, decision, reservation, ticket, self._expect(view, prompt), watch)
+
+    def _reserve(self, chosen: Instance, *words: int) -> Reservation:
+        """Reserve in the instance's load, in every worker if there are others."""
+        if self._shared is None:
+            return chosen.load.reserve(*words)
+        shared: Reservation = self._shared.reserve(chosen.id, chosen.load, *words)
+        return shared
 
     def foresee(self, model: str, prompt: Prompt | None, body_bytes: int, without: frozenset[str]) -> Decision | None:
         """Return what would be decided now; nothing is reserved, and chance may decide otherwise."""

@@ -35,14 +35,6 @@ class Peers:
                 break
         return str(at)
 
-    def scheme(self, connected: str | None, own: str, forwarded_proto: str | None) -> str:
-        """Return what the client used: ``https`` or ``http``; ``own`` is that of the connection."""
-        at = _address(connected or "")
-        if at is None or not self._trusts(at) or forwarded_proto is None:
-            return own
-        told = forwarded_proto.rpartition(",")[2].strip().lower()
-        return told if told in ("http", "https") else own
-
     def _trusts(self, address: Address) -> bool:
         plain = address.ipv4_mapped if isinstance(address, IPv6Address) and address.ipv4_mapped else address
         return any(plain in network for network in self._trusted)

@@ -16,6 +16,8 @@ from engine_adapter.errors import LaunchError
 from gateway.app import Gateway, serve
 from gateway.errors import SettingsError
 from gateway.settings import LogSettings, Settings, load_settings
+from gateway.workers.place import WorkerPlace
+from gateway.workers.supervisor import supervise
 from tracing.errors import TracingError
 
 
@@ -24,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings_arguments(parser)
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1; others need [[keys]])")
     parser.add_argument("--port", type=int, help="port to listen on (default 8400; 0: any free one)")
+    parser.add_argument("--workers", type=int, help="processes on the port (default 1)")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="default: info")
 
 
@@ -36,7 +39,7 @@ def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
 def settings_from(args: argparse.Namespace) -> Settings:
     """Return the settings that the command line names. Raises ``SettingsError``."""
     flags: dict[str, Any] = {}
-    server = {name: value for name in ("host", "port") if (value := getattr(args, name, None)) is not None}
+    server = {name: value for name in ("host", "port", "workers") if (value := getattr(args, name, None)) is not None}
     if server:
         flags["server"] = server
     if getattr(args, "log_level", None) is not None:
@@ -60,8 +63,24 @@ def run(args: argparse.Namespace) -> int:
     try:
         settings = settings_from(args)
         configure_logging(settings.log)
+        if settings.server.workers == 1:
+            return _serve(settings)
+        return supervise(settings, lambda place, listens: _serve(settings, place, listens))
+    except SettingsError as error:
+        return _told(error)
+
+
+def _serve(settings: Settings, place: WorkerPlace | None = None, listens: Callable[[], None] = lambda: None) -> int:
+    """Be the gateway, or one worker of it; return the exit status."""
+
+    def announce(gateway: Gateway) -> None:
+        listens()
+        if place is None or place.is_first:
+            _announce(gateway)
+
+    try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(serve(settings, _announce))
+            runner.run(serve(settings, announce, place))
     except (SettingsError, BillingError, TracingError, LaunchError) as error:
         return _told(error)
     except BaseExceptionGroup as group:
