@@ -21,6 +21,9 @@ try:  # where there was a C compiler at installation
 except ImportError:
     _compiled = None
 
+IS_COMPILED = _compiled is not None
+"""Whether copying and hashing is one pass here; without it the same comes of two."""
+
 _LEAST_COMPILED = 241  # bytes of a page
 
 ALIGNMENT = mmap.PAGESIZE

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from kvstore import memory as page_memory
 from kvstore.announce import tier_events
 from kvstore.deadline import Allowance
 from kvstore.errors import MediumError
 from kvstore.events import TierCleared
+from kvstore.memory import IS_COMPILED
 from kvstore.page import PageLayout, Tier
 from kvstore.plugins.sglang.disk_folder import claim_disk
 from kvstore.plugins.sglang.engine import EngineEvents, EngineFacts, local_model
@@ -78,7 +78,7 @@ def open_shelves(
     relay = _relay(options, shard, facts)
     sizes = {name: page_bytes_of(pool, zero_copy=zero_copy or name != "kv") for name, pool in pools.items()}
     whole = sum(sizes.values())
-    if page_memory._compiled is None:
+    if not IS_COMPILED:
         log.warning("keepwarm: no compiled kernels here; pages are copied and hashed in two passes instead of one")
     shelves = {}
     for name, pool in pools.items():
