@@ -40,6 +40,7 @@ from gateway.limits.rules import CountStore, Level, LimitRule, Outage, Resource
 from gateway.limits.shared_counts import SharedCounts
 from gateway.listening import ListenOptions
 from gateway.models import ModelOptions, SpecialTokens
+from gateway.network import is_own
 from gateway.relay import RelayOptions
 from gateway.routing import Rates
 from gateway.settings import InstanceSettings, KeySettings, KvEventSettings, Settings
@@ -248,7 +249,12 @@ def instance_spec(settings: InstanceSettings) -> InstanceSpec:
         repeats=settings.repeats,
         event_sources=_event_sources(settings.kv_events),
         tiers=settings.tiers,
+        keeps_out=not settings.takes_over and _is_outside(settings),
     )
+
+
+def _is_outside(settings: InstanceSettings) -> bool:
+    return not is_own(settings.url) if settings.network is None else settings.network == "outside"
 
 
 def _event_sources(settings: KvEventSettings | None) -> tuple[EventSource, ...]:

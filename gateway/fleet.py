@@ -66,6 +66,7 @@ class InstanceSpec:
     tiers: tuple[str, ...] | None = None  # which its events speak of, for engines that don't tell
     timeouts: Timeouts = Timeouts()
     repeats: bool | None = None  # whether what may have run there may run again elsewhere; ``None``: as for all
+    keeps_out: bool = False  # outside the own network: gets nothing of a model that an instance inside may serve
 
     def of_rank(self, rank: int) -> InstanceSpec:
         """Return the same for one data-parallel rank."""
@@ -189,8 +190,13 @@ class Fleet:
         return [instance.feed for instance in self.instances.values() if instance.feed is not None]
 
     def serving(self, model: str) -> list[Instance]:
-        """Return the instances that serve the model, healthy or not."""
-        return [instance for instance in self.instances.values() if model in instance.models]
+        """Return the instances that serve the model, healthy or not; see ``gateway.network`` for those outside."""
+        serving = [instance for instance in self.instances.values() if model in instance.models]
+        if any(instance.spec.keeps_out for instance in serving):
+            inside = [instance for instance in self.instances.values() if not instance.spec.keeps_out]
+            if any(not instance.models or model in instance.models for instance in inside):
+                return [instance for instance in serving if not instance.spec.keeps_out]
+        return serving
 
     def knows_all_models(self) -> bool:
         """Tell whether every instance has said once what it serves."""

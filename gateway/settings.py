@@ -236,6 +236,8 @@ class InstanceSettings(_Strict):
     idle_timeout_s: Seconds | None = None
     total_timeout_s: Seconds | None = None
     repeats: bool | None = None  # None: as [retry] says
+    network: Literal["own", "outside"] | None = None  # None: by its address, see ``gateway.network``
+    takes_over: bool = False  # outside: may get requests for models that instances inside serve
 
     @field_validator("url")
     @classmethod
