@@ -116,6 +116,6 @@ async def test_what_each_role_may(role: Role, chat: int, runs: int, cost: int, i
     store.close()
     async with ScriptedEngine() as engine, gateway_for([engine], tmp_path) as client:
         assert await status(client, secret) == chat
-        for path, wanted in (("/console", runs), ("/console/cost", cost), ("/keepwarm/v1/instances", instances)):
+        for path, wanted in (("/console/runs", runs), ("/console/cost", cost), ("/keepwarm/v1/instances", instances)):
             async with client.session.get(client.url + path, headers={"x-api-key": secret}) as response:
                 assert response.status == wanted, path

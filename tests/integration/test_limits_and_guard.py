@@ -79,7 +79,7 @@ async def test_no_more_at_once_than_allowed_and_room_again_whatever_became_of_th
         go_on.set()
         assert sorted(await asyncio.gather(*asking)) == [200] * 2 + [429] * 8
         engine.script = Script(status=500, body={"error": "broken"})
-        assert [await ask() for _ in range(3)] == [500] * 3
+        assert await ask() == 500
         left = asyncio.create_task(ask())
         go_on.clear()
         engine.script = Script(body=answer("x"), wait_for=go_on)
