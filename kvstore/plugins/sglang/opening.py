@@ -18,14 +18,14 @@ from kvstore.errors import MediumError
 from kvstore.events import TierCleared
 from kvstore.memory import IS_COMPILED
 from kvstore.page import PageLayout, Tier
-from kvstore.plugins.sglang.disk_folder import claim_disk
+from kvstore.plugins.disk_folder import claim_disk
 from kvstore.plugins.sglang.engine import EngineEvents, EngineFacts, local_model
 from kvstore.plugins.sglang.identity import Shard, page_layout
 from kvstore.plugins.sglang.memory import pages_at
 from kvstore.plugins.sglang.options import PluginOptions, host_and_port
 from kvstore.plugins.sglang.relay import EventRelay, relay_for
 from kvstore.plugins.sglang.shelf import Shelf, ShelfOptions
-from kvstore.plugins.sglang.weights import weights_digest
+from kvstore.plugins.weights import weights_digest
 from kvstore.publisher import PublisherOptions
 from kvstore.tiers.base import OnChange, PagesStored, PageTier, TierChange
 from kvstore.tiers.disk import DiskOptions, DiskTier

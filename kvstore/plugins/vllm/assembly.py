@@ -10,7 +10,7 @@ import torch
 
 from kvstore.deadline import Allowance
 from kvstore.page import PageLayout
-from kvstore.plugins.sglang.disk_folder import claim_disk
+from kvstore.plugins.disk_folder import claim_disk
 from kvstore.plugins.vllm.identity import page_layout, weights_of
 from kvstore.plugins.vllm.options import ConnectorOptions
 from kvstore.plugins.vllm.paged_cache import PagedCache

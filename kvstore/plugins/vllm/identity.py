@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from kvstore.page import PageLayout
-from kvstore.plugins.sglang.weights import weights_digest
 from kvstore.plugins.vllm.paged_cache import PagedCache
+from kvstore.plugins.weights import weights_digest
 
 PLUGIN_FORMAT = 1
 """Bump it when the order of a page's pieces changes."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.plugins.sglang.weights import weights_digest
+from kvstore.plugins.weights import weights_digest
 
 
 def model(folder: Path, weights: bytes = b"w" * 10_000, config: str = "{}") -> Path:
