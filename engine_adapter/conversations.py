@@ -1,15 +1,16 @@
 """Conversations: what is known of the prompts that longer ones begin with.
 
 An agent sends its whole history at every step. The memo keeps, for each conversation seen, its final ids and *points*:
-places where rendering and encoding can go on. A request is matched by content: the messages' serialization must begin
-with the one remembered, byte for byte (a digest only says where to look), so one client never gets another's ids.
+places where rendering and encoding can go on. Who has told already that a request begins as another did brings the
+*anchors* that were left there. Without any a request is matched by content: the messages' serialization must begin with
+the one remembered, byte for byte (a digest only says where to look), so one client never gets another's ids.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import NamedTuple, TypeAlias
@@ -31,11 +32,10 @@ _LOOK_BACK = 512
 _MAX_ALIKE = 64
 """How many conversations with equal counts, lengths and last messages are told apart; they are compared in full."""
 
+_NEAR = 8  # messages that one request adds, or fewer, mostly
 _POINT_BYTES = 600
 _MESSAGE_BYTES = 700  # a dictionary with three members and what a list of text parts adds, measured
-_WireKey: TypeAlias = tuple[bytes, int, int]  # scope, messages, digest of the array's beginning
-_OPENING_BYTES = 256
-_LOOK_BACK_ON_WIRE = 16
+_MAX_ANCHORS = 4  # at one place: a conversation is seldom rendered in more ways
 _SLACK = 8  # a growing conversation's ids have room for an eighth more
 _BUFFER_BYTES = 4 << 20
 NOT_SERIALIZABLE = (UnicodeEncodeError, OverflowError, TypeError, RecursionError)
@@ -76,39 +76,6 @@ class Conversation:
     hashes: Mapping[HashKey, Hashes]
     ids: Ids = field(default_factory=lambda: np.empty(0, np.uint32))
     """The ids before the newest seal; the memo sets them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wire:
-    """Where a body holds the messages' JSON array, from ``[`` at ``start`` to ``]`` before ``end``.
-
-    The same text is the same messages, so a long conversation that grows is recognized without being serialized.
-    """
-
-    body: bytes
-    start: int
-    end: int
-
-    def __post_init__(self) -> None:
-        if self.body[self.start : self.start + 1] != b"[" or self.body[self.end - 1 : self.end] != b"]":
-            raise ValueError("there is no JSON array at this place of the body")
-
-    def opening(self) -> int:
-        """Return a digest of the array's beginning, to look for arrays that begin alike."""
-        return xxhash.xxh3_64_intdigest(self.body[self.start : min(self.start + _OPENING_BYTES, self.end)])
-
-    def goes_on(self, known: bytearray) -> bool:
-        """Tell whether the array begins with all the elements of ``known``, an array without its ``]``."""
-        at = self.start + len(known)
-        if at >= self.end or not self.body.startswith(known, self.start):
-            return False
-        while self.body[at] in b" \t\r\n":
-            at += 1
-        return self.body[at] in b",]"
-
-    def elements_behind(self, length: int) -> bytes:
-        """Return the array's text behind its first ``length`` bytes, without ``]``."""
-        return self.body[self.start + length : self.end - 1].rstrip(b" \t\r\n")
 
 
 class Place(NamedTuple):
@@ -166,55 +133,22 @@ class Content:
             length -= len(last)
 
 
-class Growth:
-    """What new messages add to the content of a conversation that the wire told."""
-
-    def __init__(self, scope: bytes, known: Known, messages: Sequence[Mapping[str, object]]) -> None:
-        """Serialize the messages behind ``known``. Raises what ``Content.of`` catches."""
-        pieces = [_encoder.encode(message) for message in messages[known.point.messages :]]
-        self.scope, self._known_length, self._new = scope, known.point.content_bytes, b"".join(pieces)
-        self.length = self._known_length + len(self._new)
-        self._end = Place(len(messages), self.length, xxhash.xxh3_64_intdigest(pieces[-1]) if pieces else 0)
-
-    @classmethod
-    def of(cls, scope: bytes, known: Known, messages: Sequence[Mapping[str, object]]) -> Growth | None:
-        """Return the growth, ``None`` like ``Content.of``."""
-        try:
-            return cls(scope, known, messages)
-        except NOT_SERIALIZABLE:
-            return None
-
-    def fills(self, known: bytearray) -> bool:
-        """Whether ``behind`` can go on from what is known."""
-        return len(known) == self._known_length
-
-    def end(self) -> Place:
-        """Return the content's own end."""
-        return self._end
-
-    def behind(self, length: int) -> bytes:
-        """Return the bytes behind the first ``length``, which must be what was known."""
-        assert length == self._known_length
-        return self._new
-
-
 class _Slot:
     """The place of one conversation while it grows; only the memo changes it, under its lock."""
 
-    __slots__ = ("content", "conversation", "ids", "keys", "used_bytes", "wire", "wire_key")
+    __slots__ = ("content", "conversation", "ids", "keys", "used_bytes")
 
     def __init__(self) -> None:
         self.conversation: Conversation | None = None
-        self.content = bytearray()
-        self.wire = bytearray()  # the messages' array as it was sent, without its end; empty where that is unknown
-        self.wire_key: _WireKey | None = None
+        self.content = bytearray()  # empty where the conversation is found by anchors only
         self.ids: Ids = np.empty(0, np.uint32)  # with room to grow: what is written once is never changed
         self.keys: list[_PointKey] = []  # one for each of the conversation's points
         self.used_bytes = 0
 
-    def take(self, content: Content | Growth, conversation: Conversation, ids: JoinedIds) -> None:
+    def take(self, content: Content | None, conversation: Conversation, ids: JoinedIds) -> None:
         """Hold ``conversation`` with these ids; it goes on from the one held where it has points before its newest."""
-        self.content += content.behind(len(self.content))
+        if content is not None:
+            self.content += content.behind(len(self.content))
         count, known = len(ids), len(ids.known)
         is_same = self.conversation is not None and len(conversation.points) > 1 and known == len(self.conversation.ids)
         if not is_same or count > len(self.ids):
@@ -226,15 +160,11 @@ class _Slot:
         self.conversation = replace(conversation, ids=held)
 
     def measure(self) -> int:
-        """Return about what this takes: text twice or thrice (serialized, as objects, as sent), ids, hashes, points."""
+        """Return about what this takes: text (serialized, as objects), ids, hashes, points."""
         assert self.conversation is not None
         points, hashes = self.conversation.points, self.conversation.hashes.values()
-        texts = (
-            2 * len(self.content)
-            + len(self.wire)
-            + _MESSAGE_BYTES * points[-1].messages
-            + 2 * len(points[-1].state.head)
-        )
+        last = points[-1]
+        texts = len(self.content) + last.content_bytes + _MESSAGE_BYTES * last.messages + 2 * len(last.state.head)
         return texts + self.ids.nbytes + sum(chain.nbytes for chain in hashes) + _POINT_BYTES * len(points)
 
 
@@ -245,11 +175,22 @@ class Known:
     conversation: Conversation
     point: Point
     slot: _Slot
-    by_wire: bool = False
 
     def ends_there(self) -> bool:
         """Whether the point is the conversation's newest, and the conversation still the newest of its kind."""
         return self.slot.conversation is self.conversation and self.point is self.conversation.points[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """What a conversation leaves at the end of a message, for those who know the place again."""
+
+    slot: _Slot
+    point: Point
+
+
+Anchors: TypeAlias = Sequence[MutableMapping[bytes, Anchor]]
+"""The ends of a request's messages, in order: what was left there, by scope."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +210,6 @@ class ConversationMemo:
         self._limit_bytes, self._used_bytes = limit_bytes, 0
         self._slots: OrderedDict[_Slot, None] = OrderedDict()
         self._points: dict[_PointKey, list[tuple[_Slot, Point]]] = {}
-        self._wires: dict[_WireKey, list[_Slot]] = {}
         self._resumed = self._fresh = 0
         self._lock = threading.Lock()
 
@@ -283,83 +223,89 @@ class ConversationMemo:
                         return Known(slot.conversation, point, slot)
         return None
 
-    def find_wire(self, wire: Wire, scope: bytes, messages: int) -> Known | None:
-        """Return a conversation that was sent in the same text up to one of the last few messages."""
-        opening = wire.opening()
-        for count in range(messages, max(messages - _LOOK_BACK_ON_WIRE, 0), -1):
-            with self._lock:
-                for slot in reversed(self._wires.get((scope, count, opening), ())):
-                    if slot.conversation is not None and wire.goes_on(slot.wire):
-                        self._slots.move_to_end(slot)
-                        return Known(slot.conversation, slot.conversation.points[-1], slot, by_wire=True)
+    def find_anchor(self, anchors: Anchors, scope: bytes) -> Known | None:
+        """Return the longest conversation whose anchor lies at one of these places, the last of which is the newest."""
+        for place in range(len(anchors) - 1, max(len(anchors) - _LOOK_BACK, 0) - 1, -1):
+            anchor = anchors[place].get(scope)
+            if anchor is not None and (known := self._held(anchor)) is not None:
+                return known
         return None
+
+    def goes_on(self, anchors: Anchors) -> bool:
+        """Tell whether one of the last places has an anchor of a conversation held here, in whatever scope."""
+        last = anchors[-_NEAR:]
+        return any(self._held(anchor) is not None for place in last for anchor in list(place.values()))
+
+    def _held(self, anchor: Anchor) -> Known | None:
+        with self._lock:
+            conversation = anchor.slot.conversation
+            if conversation is None or anchor.slot not in self._slots:
+                return None
+            if not any(point is anchor.point for point in reversed(conversation.points)):
+                return None
+            self._slots.move_to_end(anchor.slot)
+            return Known(conversation, anchor.point, anchor.slot)
 
     def keep(
         self,
-        content: Content | Growth,
+        scope: bytes,
+        content: Content | None,
         conversation: Conversation,
         ids: JoinedIds,
         base: Known | None,
-        wire: Wire | None = None,
-    ) -> None:
-        """Remember a conversation whose newest point is the end of ``content``, with its final ids.
+        anchors: Anchors | None = None,
+    ) -> Known | None:
+        """Remember a conversation with its final ids; its newest point is the end of ``content``, or the last anchor.
 
         It takes the place of ``base`` when that ended where this goes on; other branches stay beside it. Points before
         the newest count only where ``conversation`` has them, so a history that was rewritten leaves none behind.
         """
-        key, point = (content.scope, *content.end()), conversation.points[-1]
+        point = conversation.points[-1]
         with self._lock:
             self._resumed, self._fresh = self._resumed + (base is not None), self._fresh + (base is None)
-            grows = base is not None and base.ends_there()
-            slot = base.slot if base is not None and grows else _Slot()
-            if not content.fills(slot.content):
-                return  # someone else went on from there meanwhile, and this is only the end of a conversation
-            superfluous = max(len(slot.keys) + 1 - len(conversation.points), 0)
-            for old in slot.keys[:superfluous]:
-                self._drop(old, slot)
-            slot.keys = [*slot.keys[superfluous:], key]
-            alike = self._points.setdefault(key, [])
-            alike.append((slot, point))
-            del alike[:-_MAX_ALIKE]
+            slot = base.slot if base is not None and base.ends_there() else _Slot()
+            if content is not None and not content.fills(slot.content):
+                return None  # someone else went on from there meanwhile, and this is only the end of a conversation
+            if content is not None:
+                self._point(slot, (scope, *content.end()), conversation)
             slot.take(content, conversation, ids)
-            self._take_wire(slot, wire, content.scope, base if grows else None)
             self._used_bytes -= slot.used_bytes
             slot.used_bytes = slot.measure()
             self._used_bytes += slot.used_bytes
             self._slots[slot] = None
             self._slots.move_to_end(slot)
-            while self._used_bytes > self._limit_bytes:
-                evicted, _ = self._slots.popitem(last=False)
-                self._used_bytes -= evicted.used_bytes
-                for old in evicted.keys:
-                    self._drop(old, evicted)
-                self._take_wire(evicted, None, content.scope, None)
-                evicted.conversation, evicted.keys, evicted.used_bytes = None, [], 0
+            self._shrink()
+        if anchors is not None:
+            place = anchors[point.messages - 1]
+            place.pop(scope, None)
+            place[scope] = Anchor(slot, point)
+            while len(place) > _MAX_ANCHORS:
+                place.pop(next(iter(place)), None)
+        return None if slot.conversation is None else Known(slot.conversation, point, slot)
+
+    def _point(self, slot: _Slot, key: _PointKey, conversation: Conversation) -> None:
+        """Let the newest point be found by content."""
+        superfluous = max(len(slot.keys) + 1 - len(conversation.points), 0)
+        for old in slot.keys[:superfluous]:
+            self._drop(old, slot)
+        slot.keys = [*slot.keys[superfluous:], key]
+        alike = self._points.setdefault(key, [])
+        alike.append((slot, conversation.points[-1]))
+        del alike[:-_MAX_ALIKE]
+
+    def _shrink(self) -> None:
+        while self._used_bytes > self._limit_bytes:
+            evicted, _ = self._slots.popitem(last=False)
+            self._used_bytes -= evicted.used_bytes
+            for old in evicted.keys:
+                self._drop(old, evicted)
+            evicted.conversation, evicted.keys, evicted.used_bytes = None, [], 0
+            evicted.content, evicted.ids = bytearray(), np.empty(0, np.uint32)  # anchors may hold the slot still
 
     def stats(self) -> ConversationStats:
         """Return the memo's counters."""
         with self._lock:
             return ConversationStats(len(self._slots), self._used_bytes, self._resumed, self._fresh)
-
-    def _take_wire(self, slot: _Slot, wire: Wire | None, scope: bytes, base: Known | None) -> None:
-        """Remember how the conversation of ``slot`` was sent; nothing without ``wire``."""
-        if slot.wire_key is not None:
-            left = [other for other in self._wires.get(slot.wire_key, ()) if other is not slot]
-            if left:
-                self._wires[slot.wire_key] = left
-            else:
-                self._wires.pop(slot.wire_key, None)
-            slot.wire_key = None
-        if wire is None or slot.conversation is None:
-            slot.wire = bytearray()
-            return
-        if base is None or not base.by_wire:
-            slot.wire = bytearray()
-        slot.wire += wire.elements_behind(len(slot.wire))
-        slot.wire_key = (scope, slot.conversation.points[-1].messages, wire.opening())
-        alike = self._wires.setdefault(slot.wire_key, [])
-        alike.append(slot)
-        del alike[:-_MAX_ALIKE]
 
     def _drop(self, key: _PointKey, slot: _Slot) -> None:
         left = [found for found in self._points.get(key, ()) if found[0] is not slot]

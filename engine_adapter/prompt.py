@@ -8,7 +8,7 @@ begins with is not done again: see ``conversations`` and ``resumption``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import repeat
 from pathlib import Path
@@ -18,14 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from engine_adapter.answers import Answers
-from engine_adapter.conversations import (
-    Content,
-    ConversationMemo,
-    ConversationStats,
-    Growth,
-    Known,
-    Wire,
-)
+from engine_adapter.conversations import Anchors, Content, ConversationMemo, ConversationStats, Known
 from engine_adapter.echoes import NO_PAST, PREFIX_CHAIN, Voice, with_answers
 from engine_adapter.encoded import EncodedPrompt, Guarded, PromptOptions, Tokens, grown, scope_of_prompt
 from engine_adapter.ids import Hashes, Ids, JoinedIds
@@ -46,11 +39,24 @@ __all__ = [
     "PromptError",
     "PromptOptions",
     "TemplateError",
-    "Wire",
 ]
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _NO_IDS: Ids = np.empty(0, np.uint32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """What ``encode_chat_hashed`` is asked for."""
+
+    messages: Sequence[Mapping[str, object]]
+    tools: Sequence[Mapping[str, object]] | None
+    seed: int
+    block_sizes: frozenset[int]
+    options: PromptOptions
+    scope: bytes | None
+    answers: Answers | None
+    anchors: Anchors | None
 
 
 class PromptEncoder:
@@ -133,20 +139,42 @@ class PromptEncoder:
         seed: int = 0,
         block_sizes: Iterable[int] = (),
         options: PromptOptions | None = None,
-        wire: Wire | None = None,
+        anchors: Anchors | None = None,
         answers: Answers | None = None,
     ) -> EncodedPrompt:
         """Return the chat's ids and their routing hashes under ``seed``.
 
-        ``wire``: where ``messages`` were read from, if they still are what stands there. ``answers``: what is known of
-        answers that the messages may quote; their ids are put in where they belong (see ``echoes``). Raises
-        ``PromptError`` for a bad role, malformed content, or what the template refuses. Costs O(new text) for a
-        conversation that goes on from a known one, beside comparing the old text at memory's speed (and, without
-        ``wire``, serializing it: about 0.5 µs a kB); O(text) for others, less the encoding of segments that are known.
+        ``anchors``: one for each message, what earlier calls left at its end, where the messages up to there were the
+        same; what this one leaves is put there. ``answers``: what is known of answers that the messages may quote;
+        their ids are put in where they belong (see ``echoes``). Raises ``PromptError`` for a bad role or content and
+        for what the template refuses. Costs O(new text) for a conversation that goes on from a known one, and copying
+        the old ids (and, without ``anchors``, serializing and comparing the old text: about 0.5 µs a kB); O(text) for
+        others, less the encoding of segments that are known.
         """
         options = options or PromptOptions()
         scope = scope_of_prompt(messages, tools, options, answers)
-        known, content = self._find(messages, scope, wire)
+        chat = _Chat(messages, tools, seed, frozenset(block_sizes), options, scope, answers, anchors)
+        known, content = self._find(chat)
+        if known is None and scope is not None and anchors is not None and len(messages) > 1:
+            known = self._without_last(chat)
+        encoded, _ = self._encoded(chat, known, content)
+        return encoded
+
+    def _without_last(self, chat: _Chat) -> Known | None:
+        """Know the conversation without its last message: that is another when an answer is asked for anew."""
+        try:
+            return self._encoded(replace(chat, messages=chat.messages[:-1]), None, None)[1]
+        except PromptError:
+            return None  # some templates refuse a conversation that ends there
+
+    def goes_on(self, anchors: Anchors) -> bool:
+        """Tell whether a conversation with these ``anchors`` goes on from a known one, so that little is to be done."""
+        return self._conversations.goes_on(anchors)
+
+    def _encoded(self, chat: _Chat, known: Known | None, content: Content | None) -> tuple[EncodedPrompt, Known | None]:
+        """Encode, from ``known`` on; return also what is known from now on."""
+        messages, tools, options, scope = chat.messages, chat.tools, chat.options, chat.scope
+        answers, anchors = chat.answers, chat.anchors
         guarded = self._prepare_more(messages, known) if known is not None else None
         if known is None or guarded is None:
             known, guarded = None, self._prepare(messages, tools, options)
@@ -157,33 +185,34 @@ class PromptEncoder:
         if answers is not None and scope is not None:
             tokens = self._with_answers(tokens, messages, answers, scope, rendered.state, base)
         old = base.conversation.hashes if base is not None else {}
-        keys = {(seed, size) for size in block_sizes} | ({PREFIX_CHAIN} if echoes else set())
+        keys = {(chat.seed, size) for size in chat.block_sizes} | ({PREFIX_CHAIN} if echoes else set())
         chains = {key: _chain(tokens, *key, old.get(key)) for key in keys}
         if scope is not None and rendered.state is not None and (base is None or base.point.messages < len(messages)):
-            added = content or (Growth.of(scope, known, messages) if known is not None else Content.of(messages, scope))
-            if added is not None:
-                conversation = grown(added.length, guarded, rendered.state, tokens, {**old, **chains}, base)
-                self._conversations.keep(added, conversation, tokens.ids.up_to(tokens.sealed), known, wire)
-        return EncodedPrompt(
+            if content is None and anchors is None:
+                content = Content.of(messages, scope)
+            if content is not None or anchors is not None:
+                length = content.length if content is not None else _length(rendered.text, base)
+                conversation = grown(length, guarded, rendered.state, tokens, {**old, **chains}, base)
+                ids = tokens.ids.up_to(tokens.sealed)
+                known = self._conversations.keep(scope, content, conversation, ids, known, anchors)
+        encoded = EncodedPrompt(
             tokens.ids,
-            {size: chain for (at_seed, size), chain in chains.items() if at_seed == seed},
+            {size: chain for (at_seed, size), chain in chains.items() if at_seed == chat.seed},
             tokens.has_markers,
             tokens.echo,
             tokens.holds_kept,
             scope if echoes else None,
             chains.get(PREFIX_CHAIN),
         )
+        return encoded, known
 
-    def _find(
-        self, messages: Sequence[Mapping[str, object]], scope: bytes | None, wire: Wire | None
-    ) -> tuple[Known | None, Content | None]:
+    def _find(self, chat: _Chat) -> tuple[Known | None, Content | None]:
         """Return what is known of the conversation, and its content where that had to be made."""
-        if scope is None:
+        if chat.scope is None:
             return None, None
-        known = self._conversations.find_wire(wire, scope, len(messages)) if wire is not None else None
-        if known is not None:
-            return known, None
-        content = Content.of(messages, scope)
+        if chat.anchors is not None:
+            return self._conversations.find_anchor(chat.anchors, chat.scope), None
+        content = Content.of(chat.messages, chat.scope)
         return (self._conversations.find(content) if content is not None else None), content
 
     def encode_with_media(
@@ -358,6 +387,11 @@ def _chain(tokens: Tokens, seed: int, size: int, old: Hashes | None) -> Hashes:
     if old is None or not keep:
         return routing_hash_array(new, size, seed)
     return np.concatenate([old[:keep], routing_hash_array(new, size, seed, parent=int(old[keep - 1]))])
+
+
+def _length(text: str, base: Known | None) -> int:
+    """Return about how long a conversation is that was found by its anchors."""
+    return len(text) + (base.point.content_bytes if base is not None else 0)
 
 
 def _text_frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:

@@ -333,6 +333,8 @@ class Attempter:
 
 async def _edited(sent: Sent, members: Mapping[str, object | Merge]) -> bytes:
     """Return the body with these members set; long ones are edited in a thread."""
+    if not members:
+        return sent.body
     return await asyncio.to_thread(sent.edited, members) if len(sent.body) > LONG_BODY_BYTES else sent.edited(members)
 
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from xxhash import xxh3_128_intdigest
 
+from engine_adapter.conversations import Anchor, Anchors
 from gateway.protocols.base import Sent
 from gateway.protocols.form import Form, Member, Opening
 from tracing.messages import ChainLink, MessageChain, message_chain, new_tool_result_ids, tool_result_ids
@@ -47,7 +49,12 @@ class Beginning:
     chain: MessageChain | None
     """``None``: the elements are not the conversation."""
     result_ids: tuple[str, ...]
-    last: _Node
+    nodes: Sequence[_Node]
+
+    @property
+    def last(self) -> _Node:
+        """The end of what is known."""
+        return self.nodes[-1]
 
 
 def words_of(messages: Sequence[Mapping[str, object]], known: Beginning | None = None) -> Words:
@@ -65,7 +72,7 @@ def words_of(messages: Sequence[Mapping[str, object]], known: Beginning | None =
 class _Node:
     """The end of an element."""
 
-    __slots__ = ("chars", "children", "head", "item", "key", "length", "link", "parent", "result_ids")
+    __slots__ = ("anchors", "chars", "children", "head", "item", "key", "length", "link", "parent", "result_ids")
 
     def __init__(self, parent: _Node | None, key: tuple[int, int], item: object, length: int, chars: int) -> None:
         self.parent, self.key, self.item, self.length, self.chars = parent, key, item, length, chars
@@ -73,6 +80,7 @@ class _Node:
         self.head: _Head | None = None  # of the first element's node
         self.link: ChainLink | None = None
         self.result_ids: tuple[str, ...] = ()
+        self.anchors: dict[bytes, Anchor] = {}  # what encoding left here
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,36 +118,48 @@ class BodyMemo:
             self._ends.move_to_end(node)
         return _beginning(path)
 
-    def keep(self, owner: object, sent: Sent, array: str, known: Beginning | None, words: Words | None) -> None:
+    def keep(
+        self, owner: object, sent: Sent, array: str, known: Beginning | None, words: Words | None
+    ) -> Anchors | None:
         """Remember the elements of ``array`` that were read now, behind ``known``.
 
-        ``words``: what the whole array says, where it is the conversation.
+        ``words``: what the whole array says, where it is the conversation. Returns what was left at the end of each
+        element, where all are remembered.
         """
-        form, body = sent.form, sent.body
-        items = form.values.get(array)
-        before = len(known.opening.items) if known is not None else 0
+        form, items = sent.form, sent.form.values.get(array)
+        before = len(known.nodes) if known is not None else 0
         place = _place(form, array)
         if place is None or not isinstance(items, list) or before + len(form.ends) != len(items):
-            return
+            return None
         if len(items) > MAX_ITEMS or (known is not None and not self._is_held(known.last)):
-            return
-        has_words = words is not None and len(words.chain) == len(items)
-        node = known.last if known is not None else self._root(owner)
-        member = form.members[place]
+            return None
+        nodes = list(known.nodes) if known is not None else []
+        nodes += self._grown(nodes[-1] if nodes else self._root(owner), sent, items, place, known)
+        if words is not None and len(words.chain) == len(items):
+            for node, link in zip(nodes[before:], words.chain[before:], strict=False):
+                if node.link is None:
+                    node.link, node.result_ids = link, tool_result_ids((cast("Mapping[str, object]", node.item),))
+        self._shrink()
+        return [node.anchors for node in nodes] if len(nodes) == len(items) else None
+
+    def _grown(
+        self, node: _Node, sent: Sent, items: Sequence[object], place: int, known: Beginning | None
+    ) -> list[_Node]:
+        """Return the nodes of the elements behind ``node``, up to the first that is no object."""
+        form, body, grown = sent.form, sent.body, list[_Node]()
+        before = len(items) - len(form.ends)
         ends = _byte_ends(form, body, known.opening if known is not None else None)
         with memoryview(body) as view:
-            for index, (chars, end) in enumerate(zip(form.ends, ends, strict=True), before):
-                item = items[index]
+            for item, chars, end in zip(items[before:], form.ends, ends, strict=True):
                 if type(item) is not dict:
                     break
                 key = (end - node.length, xxh3_128_intdigest(view[node.length : end]))
                 node = self._child(node, key, item, end, chars)
-                if node.head is None and index == 0:
-                    node.head = _Head(form.start, form.members[:place], array, member.key_start, member.start)
-                if has_words and words is not None:
-                    node.link = words.chain[index]
-                    node.result_ids = tool_result_ids((item,))
-        self._shrink()
+                grown.append(node)
+        if not before and grown:
+            member = form.members[place]
+            grown[0].head = _Head(form.start, form.members[:place], member.name, member.key_start, member.start)
+        return grown
 
     def _child(self, parent: _Node, key: tuple[int, int], item: object, length: int, chars: int) -> _Node:
         alike = parent.children.setdefault(key[0], {})
@@ -209,7 +229,7 @@ def _beginning(path: Sequence[_Node]) -> Beginning:
     )
     links = [node.link for node in path if node.link is not None]
     ids = tuple(found for node in path for found in node.result_ids)
-    return Beginning(opening, tuple(links) if len(links) == len(path) else None, ids, last)
+    return Beginning(opening, tuple(links) if len(links) == len(path) else None, ids, path)
 
 
 def _place(form: Form, array: str) -> int | None:

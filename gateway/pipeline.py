@@ -24,8 +24,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from gateway.attempt import LONG_BODY_BYTES, Attempter
-from gateway.beginnings import Beginning, BodyMemo, Words, words_of
+from gateway.attempt import Attempter
 from gateway.diagnosis.watch import PromptWatch
 from gateway.dispatch import Dispatcher
 from gateway.draft import Draft, forwarded_of, labels_of, traceparent_of
@@ -37,7 +36,8 @@ from gateway.identity import Caller, KeyRing, effective_salt
 from gateway.marks import prefix_marks
 from gateway.models import ModelDirectory
 from gateway.prompts import PromptBook
-from gateway.protocols.base import Ask, EndpointProtocol, Sent, model_of, scan_body
+from gateway.protocols.base import Ask, EndpointProtocol, model_of
+from gateway.reading import BodyReader, Reading
 from gateway.recorder import Recorder
 from gateway.relay import ClientGone, Reply
 from gateway.replies import Replies
@@ -68,19 +68,17 @@ class Arrival:
 class Admitted:
     """A request after stages 1 and 2."""
 
-    ask: Ask
-    words: Words
+    reading: Reading
     caller: Caller
     model: str
     salt: str | None
+    new_bytes: int
+    """The body behind what was known of it."""
 
-
-def _read(protocol: EndpointProtocol, sent: Sent, past: object, known: Beginning | None) -> tuple[Ask, Words]:
-    """Stages 1 and half of 3: all that is linear in the body and needs nothing but it. Raises ``BadRequest``."""
-    ask = protocol.read(sent, past)
-    messages = (ask.messages if ask.linked is None else ask.linked) or ()
-    is_as_sent = known is not None and messages is sent.form.values.get(known.opening.name)
-    return ask, words_of(messages, known if is_as_sent else None)
+    @property
+    def ask(self) -> Ask:
+        """What is asked."""
+        return self.reading.ask
 
 
 class Pipeline:
@@ -106,7 +104,7 @@ class Pipeline:
         self._keys, self._models, self._linker, self._prompts = keys, models, linker, prompts
         self._dispatcher, self._attempter, self._recorder, self._flights = dispatcher, attempter, recorder, flights
         self._failover, self._replies, self._spending, self._compared = failover, replies, spending, compared
-        self._bodies = BodyMemo()
+        self._reader = BodyReader()
 
     async def handle(self, arrival: Arrival, reply: Reply) -> None:
         """Answer one request. Raises only ``CancelledError``, when the client left."""
@@ -154,6 +152,8 @@ class Pipeline:
             rules=self._dispatcher.rules(self._models.options(admitted.model), admitted.ask),
             key_id=admitted.caller.identity.key_id,
             chain=draft.chain,
+            anchors=admitted.reading.anchors,
+            new_bytes=admitted.new_bytes,
         )
         draft.prompt = prompt
         draft.marks = prefix_marks(prompt, draft.chain)
@@ -170,32 +170,18 @@ class Pipeline:
     async def _admit(self, arrival: Arrival, draft: Draft) -> Admitted:
         caller = self._keys.authenticate(arrival.headers)
         draft.identity, draft.is_admitted, draft.caller = caller.identity, True, caller
-        body = await arrival.read_body()
         protocol, tenant = arrival.protocol, caller.identity.tenant
-        owner, grows = (tenant, protocol.endpoint), protocol.grows
-        known = self._bodies.find(owner, body) if grows is not None else None
-        opening = known.opening if known is not None else None
-        is_long = len(body) - (opening.length if opening is not None else 0) > LONG_BODY_BYTES
-        if is_long:
-            sent = await asyncio.to_thread(scan_body, body, grows, opening)
-        else:
-            sent = scan_body(body, grows, opening)
-        draft.model = model_of(sent.form.values)
+        scanned = await self._reader.scan(protocol, await arrival.read_body(), tenant)
+        draft.model = model_of(scanned.sent.form.values)
         model = self._models.resolve(draft.model, caller)
         draft.served_model, draft.counts_checked = model, self._models.options(model).counts_checked
-        past = await protocol.past(sent.form, tenant)
-        is_told = known is not None and known.chain is not None  # else all of it is looked at, message by message
-        if past is not None or (len(body) > LONG_BODY_BYTES and (is_long or not is_told)):
-            ask, words = await asyncio.to_thread(_read, protocol, sent, past, known)
-        else:
-            ask, words = _read(protocol, sent, past, known)
-        if grows is not None:
-            self._bodies.keep(owner, sent, grows, known, words if ask.messages is sent.form.values.get(grows) else None)
+        reading = await self._reader.read(protocol, scanned, tenant)
+        ask = reading.ask
         draft.stream, draft.salted = ask.stream, ask.cache_salt is not None
-        return Admitted(ask, words, caller, model, effective_salt(caller, ask.cache_salt))
+        return Admitted(reading, caller, model, effective_salt(caller, ask.cache_salt), scanned.new_bytes)
 
     def _link(self, admitted: Admitted, headers: Mapping[str, str], draft: Draft) -> None:
-        words = admitted.words
+        words = admitted.reading.words
         run_id = headers.get("x-keepwarm-run") or None
         if run_id is not None and (len(run_id) > _RUN_ID_CHARS or not run_id.isprintable()):
             raise BadRequest(f"x-keepwarm-run must be printable and at most {_RUN_ID_CHARS} characters")

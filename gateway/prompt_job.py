@@ -9,8 +9,9 @@ from typing import cast
 import numpy as np
 
 from engine_adapter.answers import NO_ECHO, Answer, AnswerMemo, Echo, message_digest, prompt_name
+from engine_adapter.conversations import Anchors
 from engine_adapter.media import has_media
-from engine_adapter.prompt import EncodedPrompt, PromptEncoder, PromptError, PromptOptions, Wire
+from engine_adapter.prompt import EncodedPrompt, PromptEncoder, PromptError, PromptOptions
 from gateway.errors import BadRequest
 from gateway.models import SpecialTokens
 from gateway.prompt_rules import Handling, PromptRules
@@ -18,9 +19,6 @@ from gateway.protocols.base import Ask
 from gateway.text_chunks import BYTES_PER_TOKEN, chunk_hashes, conversation_bytes
 from kvstore.block import routing_hash_array, routing_seed
 from tracing.messages import MessageChain
-
-WIRE_BYTES = 1 << 15
-"""From this length on, a conversation that grows is recognized by the text in which it was sent."""
 
 _FOREIGN_OPTIONS = ("chat_template", "documents")
 Hashes = Mapping[int, Sequence[int]]
@@ -102,6 +100,8 @@ class PromptJob:
     max_exact_bytes: int
     is_trusted: bool  # engines count this model's prompts as we do, as far as is known
     is_verified: bool  # … and some did lately
+    anchors: Anchors | None = None
+    """What earlier prompts left at the end of each message, where the messages are told apart already."""
 
     def run(self) -> Prompt | None:
         """Return the prompt: exact, or by its text, or ``None``.
@@ -153,7 +153,7 @@ class PromptJob:
         try:
             encoded = encoder.encode_chat_hashed(
                 messages, tools, seed=seed, block_sizes=self.block_sizes, options=options,
-                wire=wire_of(self.ask, self.body), answers=self.quotations,
+                anchors=self.anchors, answers=self.quotations,
             )  # fmt: skip
         except PromptError:
             if not has_media(messages):  # asked only now: to look through all messages at every step would cost more
@@ -241,17 +241,6 @@ class PromptJob:
         hashes = chunk_hashes(data, self.block_sizes, self.model, self.salt)
         tokens = len(data) // BYTES_PER_TOKEN
         return Prompt(tokens, hashes, is_exact=False, is_counted=False, is_comparable=False)
-
-
-def wire_of(ask: Ask, body: bytes) -> Wire | None:
-    """Return where a long body holds the messages; short ones are serialized sooner than looked at."""
-    member = next((member for member in reversed(ask.form.members) if member.name == "messages"), None)
-    if len(body) < WIRE_BYTES or member is None:
-        return None
-    if body.isascii():
-        return Wire(body, member.start, member.end)
-    text = ask.form.text
-    return Wire(body, len(text[: member.start].encode()), len(body) - len(text[member.end :].encode()))
 
 
 def options_of(values: Mapping[str, object]) -> PromptOptions | None:

@@ -17,19 +17,20 @@ from typing import TypeVar
 import msgspec
 
 from engine_adapter.answers import AnswerMemo
+from engine_adapter.conversations import Anchors
 from engine_adapter.prompt import PromptEncoder, TemplateError
 from gateway.agreement import Agreement, AgreementState
-from gateway.prompt_job import Prompt, PromptJob, Quotations, wire_of
+from gateway.prompt_job import Prompt, PromptJob, Quotations
 from gateway.prompt_rules import PromptRules
 from gateway.protocols.base import Ask
 from tracing.messages import MessageChain
 
-__all__ = ["Prompt", "PromptBook", "wire_of"]
+__all__ = ["Prompt", "PromptBook"]
 
 _log = logging.getLogger(__name__)
 
 INLINE_BYTES = 4096
-"""Bodies up to this size are encoded at once: handing them to a thread would cost more."""
+"""So much new text, or less, is encoded at once: handing it to a thread would cost more."""
 
 
 LONG_BYTES = 1 << 20
@@ -103,17 +104,22 @@ class PromptBook:
         rules: PromptRules | None = None,
         key_id: str | None = None,
         chain: MessageChain = (),
+        anchors: Anchors | None = None,
+        new_bytes: int | None = None,
     ) -> Prompt | None:
         """Return the prompt as the engine will see it, or as near as can be known; ``None`` where that is nothing.
 
-        ``body`` is what ``ask`` was read from, ``chain`` what its messages are known by; of a ``key_id`` whose answers
+        ``body`` is what ``ask`` was read from, ``new_bytes`` of it behind what was known, ``anchors`` what was left
+        at its messages' ends, ``chain`` what they are known by; of a ``key_id`` whose answers
         ``rules`` let us keep, those that the messages quote get their own ids. Raises ``BadRequest`` for ids that are
         no tokens of the model, and for what the model's policy refuses.
         """
-        body_bytes = len(body)
+        body_bytes, encoder = len(body), self._encoders.get(model)
+        if new_bytes is not None and anchors is not None and encoder is not None and encoder.goes_on(anchors):
+            body_bytes = new_bytes
         rules = rules or PromptRules(tools=ask.tools)
         job = PromptJob(
-            encoder=self._encoders.get(model),
+            encoder=encoder,
             ask=ask,
             body=body,
             model=model,
@@ -124,6 +130,7 @@ class PromptBook:
             max_exact_bytes=MAX_EXACT_BYTES,
             is_trusted=self._agreement.is_trusted(model),
             is_verified=self._agreement.is_verified(model),
+            anchors=anchors,
         )
         if body_bytes <= INLINE_BYTES:
             return job.run()

@@ -1,7 +1,7 @@
 """What it takes to decide where an agent's next step goes: the part of ``./bench index`` that begins with bytes.
 
 For each size of context some agents' runs, with a tool call and its result a step, have just reached that size, each
-warm on one of 64 instances; their next steps are decided as the gateway does it (``read_ask``, ``PromptBook``,
+warm on one of 64 instances; their next steps are decided as the gateway does it (``BodyReader``, ``PromptBook``,
 ``Dispatcher``). Contexts of 5k and 100k tokens take turns, so that what a long body does to the caches falls
 on both; those of 8k are by themselves. Milliseconds of the wall clock, the way to the tokenizing thread included:
 
@@ -33,7 +33,8 @@ from engine_adapter.wire_client import WireClient
 from gateway.dispatch import Dispatcher
 from gateway.fleet import Fleet, InstanceSpec
 from gateway.prompts import Prompt, PromptBook
-from gateway.protocols.openai import read_ask
+from gateway.protocols.openai import CHAT
+from gateway.reading import BodyReader
 from gateway.routing import ExpectedTtft, Rates
 from kvstore.page import Tier
 from radix_index.base import Matches
@@ -99,7 +100,7 @@ class Decisions:
 
     def __init__(self, book: PromptBook, client: UpstreamClient) -> None:
         self.hashing, self.matching = Stopwatch(), Stopwatch()
-        self.index, self._book = TimedIndex(self.matching), book
+        self.index, self._book, self._reader = TimedIndex(self.matching), book, BodyReader()
         rates = Rates(prefill=1e4, host=1e6, disk=1e5, pool=1e5)
         specs = [InstanceSpec(f"i{n}", "http://127.0.0.1:1", Sglang(), models=(MODEL,)) for n in range(INSTANCES)]
         self._fleet = Fleet(specs, client=client, index=self.index, rates=rates)
@@ -115,9 +116,18 @@ class Decisions:
         agent.messages = agent.step(agent.messages)
         body = json.dumps({"model": MODEL, "messages": agent.messages, "tools": [TOOL]}).encode()
         began = time.perf_counter()
-        ask = read_ask(body, "chat")
+        scanned = await self._reader.scan(CHAT, body, "bench")
+        reading = await self._reader.read(CHAT, scanned, "bench")
         read = time.perf_counter()
-        prompt = await self._book.encode(MODEL, ask, None, self._dispatcher.block_sizes(MODEL), body)
+        prompt = await self._book.encode(
+            MODEL,
+            reading.ask,
+            None,
+            self._dispatcher.block_sizes(MODEL),
+            body,
+            anchors=reading.anchors,
+            new_bytes=scanned.new_bytes,
+        )
         made = time.perf_counter()
         route = self._dispatcher.route(MODEL, prompt, len(body), frozenset())
         ended = time.perf_counter()

@@ -3,7 +3,7 @@
 For each size of context (5k, 8k and 100k tokens) and each growth (300 and 500 tokens) some agents' runs, with a tool
 call and its result a step, have just reached that size; their next steps are measured, all in turn:
 
-* ``body_ms``: reading the body, which is linear in it whatever is done with it (``read_ask``).
+* ``body_ms``: reading the body, which is by what is known of its beginning (``BodyMemo``).
 * ``prompt_ms``: messages to ids and routing hashes (``PromptEncoder.encode_chat_hashed``); of it ``hash_ms`` for the
   hashes and ``tokens_ms`` for all the rest.
 * ``echo_ms``: the same once more, with its text's segments known by now, where each call was generated in other tokens
@@ -31,10 +31,13 @@ from typing import Any
 
 import engine_adapter.prompt as prompt_module
 from engine_adapter.answers import AnswerMemo, Answers, EchoState
+from engine_adapter.conversations import Anchors
 from engine_adapter.embedded.weights import ensure_default_model
-from engine_adapter.prompt import EncodedPrompt, PromptEncoder, Wire
-from gateway.prompt_job import Answerable, Quotations, wire_of
-from gateway.protocols.openai import read_ask
+from engine_adapter.prompt import EncodedPrompt, PromptEncoder
+from gateway.beginnings import BodyMemo, words_of
+from gateway.prompt_job import Answerable, Quotations
+from gateway.protocols.base import Ask, scan_body
+from gateway.protocols.openai import CHAT
 from tracing.messages import message_chain
 
 CONTEXTS = (5_000, 8_000, 100_000)
@@ -148,10 +151,10 @@ class Echoes:
         assert answer is not None
         self._memo.remember(self._asked.name, answer)
 
-    def prompt(self, messages: Sequence[Mapping[str, object]], wire: Wire | None, times: Times) -> EncodedPrompt:
+    def prompt(self, messages: Sequence[Mapping[str, object]], anchors: Anchors | None, times: Times) -> EncodedPrompt:
         """Make the next prompt, timed; the chain of messages is the gateway's, for which runs are known."""
         quotations = Quotations(self._memo, b"bench", message_chain(messages))
-        made = _timed(times, lambda: _prompt(self._encoder, messages, wire, quotations))
+        made = _timed(times, lambda: _prompt(self._encoder, messages, anchors, quotations))
         assert isinstance(made, EncodedPrompt)
         assert made.scope is not None
         self._asked = Answerable(quotations.name(made.scope), made, self._encoder.stop_token_ids)
@@ -176,7 +179,7 @@ class Case:
         self._echoes = [Echoes(encoders.ours) for _ in self.agents]
         for echoes, agent in zip(self._echoes, self.agents, strict=True):
             echoes.prompt(agent.messages, None, [])
-        self.body_bytes = 0
+        self.body_bytes, self._memo = 0, BodyMemo()
 
     def step(self, number: int) -> None:
         """Take one agent's next step, and measure it."""
@@ -184,14 +187,14 @@ class Case:
         agent.messages = agent.step(agent.messages)
         body = json.dumps({"model": "m", "messages": agent.messages, "tools": [TOOL]}).encode()
         self.body_bytes = len(body)
-        ask = _timed(times["body"], lambda: read_ask(body, "chat"))
+        ask, anchors = _timed(times["body"], lambda: _read(self._memo, body))
         self._hashing.take_ms()
-        prompt = _timed(times["prompt"], lambda: _prompt(encoders.ours, ask.messages, wire_of(ask, body)))
+        prompt = _timed(times["prompt"], lambda: _prompt(encoders.ours, ask.messages, anchors))
         times["hash"].append(hashed := self._hashing.take_ms())
         wall, own = times["prompt"][-1]
         times["tokens"].append((wall - hashed[0], own - hashed[1]))
         self._echoes[number].answered(agent.messages[-2])
-        echoed = self._echoes[number].prompt(ask.messages or (), wire_of(ask, body), times["echo"])
+        echoed = self._echoes[number].prompt(ask.messages or (), anchors, times["echo"])
         assert echoed.echo.state is EchoState.KEPT
         self.new_tokens.append(len(prompt) - self._lengths[number])
         self._lengths[number] = len(prompt)
@@ -222,13 +225,24 @@ class Encoders:
     naive: PromptEncoder
 
 
+def _read(memo: BodyMemo, body: bytes) -> tuple[Ask, Anchors | None]:
+    """Read a body as the gateway does, with what its messages are known by."""
+    known = memo.find("bench", body)
+    sent = scan_body(body, CHAT.grows, known.opening if known is not None else None)
+    ask = CHAT.read(sent)
+    words = words_of(ask.messages or (), known)
+    return ask, memo.keep("bench", sent, "messages", known, words)
+
+
 def _prompt(
     encoder: PromptEncoder,
     messages: Sequence[Mapping[str, object]],
-    wire: Wire | None = None,
+    anchors: Anchors | None = None,
     answers: Answers | None = None,
 ) -> EncodedPrompt:
-    return encoder.encode_chat_hashed(messages, [TOOL], seed=1, block_sizes=[BLOCK_SIZE], wire=wire, answers=answers)
+    return encoder.encode_chat_hashed(
+        messages, [TOOL], seed=1, block_sizes=[BLOCK_SIZE], anchors=anchors, answers=answers
+    )
 
 
 def _timed(times: Times, work: Callable[[], Any]) -> Any:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine_adapter import conversations as module
+from engine_adapter.conversations import Anchor, Anchors
 from engine_adapter.model_templates import TemplateChoice
-from engine_adapter.prompt import EncodedPrompt, PromptEncoder, Wire
+from engine_adapter.prompt import EncodedPrompt, PromptEncoder
 from engine_adapter.template import ChatTemplate, load_named
 
 SIZES = (1, 4)
@@ -43,10 +44,22 @@ def answer(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-def ask(encoder: PromptEncoder, messages: list[dict[str, Any]], *, wire: bool = False, seed: int = 1) -> EncodedPrompt:
-    body = b'{"messages": ' + json.dumps(messages, ensure_ascii=False).encode() + b"}"
-    place = Wire(body, len(b'{"messages": '), len(body) - 1) if wire else None
-    return encoder.encode_chat_hashed(json.loads(body)["messages"], seed=seed, block_sizes=SIZES, wire=place)
+class Ends:
+    """Tells messages' ends apart, as someone does who has compared the requests already."""
+
+    def __init__(self) -> None:
+        self._anchors: dict[str, dict[bytes, Anchor]] = {}
+
+    def of(self, messages: list[dict[str, Any]]) -> Anchors:
+        return [self._anchors.setdefault(json.dumps(messages[: end + 1]), {}) for end in range(len(messages))]
+
+
+def ask(
+    encoder: PromptEncoder, messages: list[dict[str, Any]], *, ends: Ends | None = None, seed: int = 1
+) -> EncodedPrompt:
+    anchors = ends.of(messages) if ends is not None else None
+    sent = json.loads(json.dumps(messages))
+    return encoder.encode_chat_hashed(sent, seed=seed, block_sizes=SIZES, anchors=anchors)
 
 
 def assert_same(found: EncodedPrompt, wanted: EncodedPrompt) -> None:
@@ -72,13 +85,14 @@ MESSAGES = st.builds(lambda role, text: {"role": role, "content": text}, st.samp
 def test_any_order_of_growing_and_branching_gives_what_a_whole_rendering_gives(
     moves: list[tuple[int, list[dict[str, Any]], bool, int]],
 ) -> None:
-    remembering, forgetful = encoder_of(), encoder_of(conversation_bytes=0)
+    remembering, forgetful, ends = encoder_of(), encoder_of(conversation_bytes=0), Ends()
     seen: list[list[dict[str, Any]]] = [[user("s")]]
-    for which, added, wire, seed in moves:
+    for which, added, is_told, seed in moves:
         base = seen[which % len(seen)]
         messages = [*base[: 1 + which % (len(base) + 1)], *added]
         seen.append(messages)
-        assert_same(ask(remembering, messages, wire=wire, seed=seed), ask(forgetful, messages, seed=seed))
+        told = ask(remembering, messages, ends=ends if is_told else None, seed=seed)
+        assert_same(told, ask(forgetful, messages, seed=seed))
 
 
 LOOPS = {
@@ -181,8 +195,8 @@ def test_the_memo_stays_within_its_bytes_and_forgets_the_oldest() -> None:
     encoder = encoder_of(conversation_bytes=100_000)
     for number in range(60):
         chat = [user(f"{number} " * 200)]
-        ask(encoder, chat, wire=True)
-        ask(encoder, [*chat, answer("x"), user("y")], wire=True)
+        ask(encoder, chat)
+        ask(encoder, [*chat, answer("x"), user("y")])
         stats = encoder.conversation_stats()
         assert stats.used_bytes <= 100_000
     assert 2 < stats.conversations < 60
@@ -190,7 +204,6 @@ def test_the_memo_stays_within_its_bytes_and_forgets_the_oldest() -> None:
     assert len(memo._slots) == stats.conversations
     assert sum(slot.used_bytes for slot in memo._slots) == stats.used_bytes
     assert {slot for found in memo._points.values() for slot, _ in found} <= set(memo._slots)
-    assert {slot for found in memo._wires.values() for slot in found} <= set(memo._slots)
     before = stats.resumed
     ask(encoder, [user("59 " * 200), answer("x"), user("y"), answer("z")])
     assert encoder.conversation_stats().resumed == before + 1
@@ -212,8 +225,7 @@ def test_a_conversation_keeps_a_bounded_number_of_points() -> None:
     assert encoder.conversation_stats().fresh == 1
 
 
-@pytest.mark.parametrize("wire", [False, True])
-def test_digests_only_say_where_to_look(monkeypatch: pytest.MonkeyPatch, wire: bool) -> None:
+def test_digests_only_say_where_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a digest that is always the same, conversations of equal lengths are still told apart."""
     monkeypatch.setattr(module.xxhash, "xxh3_64_intdigest", lambda data: 7)
     encoder, forgetful = encoder_of(), encoder_of(conversation_bytes=0)
@@ -221,40 +233,50 @@ def test_digests_only_say_where_to_look(monkeypatch: pytest.MonkeyPatch, wire: b
     chats = [[user(opening), answer("same"), user("same")] for opening in openings]
     for _ in range(3):
         for number, chat in enumerate(chats):
-            assert_same(ask(encoder, chat, wire=wire), ask(forgetful, chat))
+            assert_same(ask(encoder, chat), ask(forgetful, chat))
             chats[number] = [*chat, answer("more"), user("same")]
     stats = encoder.conversation_stats()
     assert (stats.conversations, stats.fresh, stats.resumed) == (20, 20, 40)
 
 
-def test_the_same_text_on_the_wire_is_enough_and_another_spelling_does_no_harm() -> None:
-    encoder, forgetful = encoder_of(), encoder_of(conversation_bytes=0)
-    first = '[ {"role":"user","content":"é日本"} , {"role":"assistant","content":"b"}'
-
-    def sent(text: str) -> EncodedPrompt:
-        body = text.encode()
-        return encoder.encode_chat_hashed(json.loads(body), seed=1, block_sizes=SIZES, wire=Wire(body, 0, len(body)))
-
-    sent(first + " ]")
-    for rest in (
-        ' , {"role":"user","content":"c"}]',
-        ',{"role":"user","content":"c"} , {"role":"assistant","content":"d"}\n]',
-        "\n]",
-        ',{"content":"x","role":"user"}]',
-    ):
-        messages = json.loads(first + rest)
-        assert_same(sent(first + rest), ask(forgetful, messages))
-        assert_same(sent(json.dumps(messages)), ask(forgetful, messages))
+def test_a_told_conversation_goes_on_and_branches_without_being_read_again() -> None:
+    encoder, forgetful, ends = encoder_of(), encoder_of(conversation_bytes=0), Ends()
+    messages = [user("a"), answer("b"), user("c")]
+    ask(encoder, messages, ends=ends)
     assert encoder.conversation_stats().fresh == 1
+    for other in range(5):  # an answer to another last message, and what follows it
+        again = [*messages[:-1], user(f"c{other}")]
+        assert encoder.goes_on(ends.of(again))
+        assert_same(ask(encoder, again, ends=ends), ask(forgetful, again))
+        longer = [*again, answer("d"), user("e")]
+        assert_same(ask(encoder, longer, ends=ends), ask(forgetful, longer))
+    stats = encoder.conversation_stats()
+    assert (stats.fresh, stats.resumed) == (1, 11)
 
 
-def test_a_wire_that_is_no_array_is_refused() -> None:
-    with pytest.raises(ValueError, match="array"):
-        Wire(b'{"a": 1}', 0, 8)
+def test_what_anchors_hold_is_forgotten_with_the_conversation() -> None:
+    encoder, forgetful, ends = encoder_of(conversation_bytes=60_000), encoder_of(conversation_bytes=0), Ends()
+    first = [user("a" * 500), answer("b"), user("c")]
+    ask(encoder, first, ends=ends)
+    for number in range(40):
+        ask(encoder, [user(f"{number} " * 300), answer("b"), user("c")], ends=ends)
+        assert encoder.conversation_stats().used_bytes <= 60_000
+    assert not encoder.goes_on(ends.of(first))
+    assert_same(ask(encoder, first, ends=ends), ask(forgetful, first))
+    slots = {anchor.slot for place in ends.of(first) for anchor in place.values()}
+    assert sum(slot.ids.nbytes for slot in slots if slot.conversation is None) == 0
+
+
+def test_another_models_anchors_are_nobodys() -> None:
+    one, other, ends = encoder_of(), encoder_of("{% for m in messages %}{{ m.content }}{% endfor %}"), Ends()
+    messages = [user("a"), answer("b"), user("c")]
+    ask(one, messages, ends=ends)
+    assert not other.goes_on(ends.of(messages))
+    assert ask(other, messages, ends=ends).ids.tolist() == ask(other, messages).ids.tolist()
 
 
 def test_many_threads_on_one_conversation_get_what_one_gets() -> None:
-    encoder, forgetful = encoder_of(), encoder_of(conversation_bytes=0)
+    encoder, forgetful, ends = encoder_of(), encoder_of(conversation_bytes=0), Ends()
     stem = [user("a" * 300)]
     chats = [[*stem, *(m for step in range(n) for m in (answer(f"{step}"), user(f"u{step % 3}")))] for n in range(12)]
     wanted = [ask(forgetful, chat) for chat in chats]
@@ -265,7 +287,8 @@ def test_many_threads_on_one_conversation_get_what_one_gets() -> None:
         try:
             for _ in range(60):
                 number = chance.randrange(len(chats))
-                assert_same(ask(encoder, chats[number], wire=chance.random() < 0.5), wanted[number])
+                told = ends if chance.random() < 0.5 else None
+                assert_same(ask(encoder, chats[number], ends=told), wanted[number])
         except BaseException as error:
             failures.append(error)
 
