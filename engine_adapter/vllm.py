@@ -38,6 +38,7 @@ from engine_adapter.openai_compatible import OpenAICompatible, list_models, name
 from engine_adapter.vllm_store import storage_facts
 
 _READS_IDS = (0, 32)
+_INFO_S = 60.0  # the first time it looks at the whole machine before it answers
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 _CACHE_CONFIG = "vllm:cache_config_info"
 _RUNNING, _WAITING, _USED = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
@@ -92,7 +93,7 @@ class Vllm(OpenAICompatible):
         models, max_len = names_and_length(entries)
         version = _text((await _or_nothing(client, f"{url}/version", headers)).get("version"))
         cache = labels_of(await _page(client, f"{url}/metrics", headers), _CACHE_CONFIG)
-        config = await _or_nothing(client, f"{url}/server_info?config_format=json", headers)
+        config = await _or_nothing(client, f"{url}/server_info?config_format=json", headers, timeout_s=_INFO_S)
         config = mapping(config.get("vllm_config")) or {}
         store = storage_facts(config)
         return InstanceFacts(
@@ -169,10 +170,12 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-async def _or_nothing(client: UpstreamClient, url: str, headers: Mapping[str, str]) -> Mapping[str, object]:
+async def _or_nothing(
+    client: UpstreamClient, url: str, headers: Mapping[str, str], *, timeout_s: float = 5.0
+) -> Mapping[str, object]:
     """Return what a route says that not every server has."""
     try:
-        return await get_json(client, url, headers)
+        return await get_json(client, url, headers, timeout_s=timeout_s)
     except UpstreamError:
         return {}
 

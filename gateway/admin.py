@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
@@ -13,6 +14,7 @@ from gateway.access.roles import Right
 from gateway.errors import BadRequest, GatewayError, NotFound
 from gateway.fleet import Fleet, Instance
 from gateway.identity import KeyRing
+from gateway.told_loads import ToldLoad
 from tracing.errors import AmbiguousRunError
 from tracing.metrics import CONTENT_TYPE
 from tracing.record import RequestRecord
@@ -134,6 +136,19 @@ def run_json(records: list[RequestRecord]) -> bytes:
     return msgspec.json.encode({"totals": totals, "records": records})
 
 
+def _told(told: ToldLoad) -> dict[str, object] | None:
+    if told.load is None:
+        return None
+    load, age_s = told.load, time.monotonic() - told.told_s
+    return {
+        "running": load.running,
+        "waiting": load.waiting,
+        "waiting_tokens": load.waiting_tokens,
+        "used_share": load.used_share,
+        "age_s": round(age_s, 1),
+    }
+
+
 def instance_facts(instance: Instance) -> dict[str, object]:
     """Return what there is to say of an instance."""
     facts, rates, knowledge, predicted = instance.facts, instance.rates, instance.knowledge, instance.predicted
@@ -147,6 +162,7 @@ def instance_facts(instance: Instance) -> dict[str, object]:
         "trouble": instance.trouble,
         "running": instance.load.running,
         "queued_tokens": instance.load.queued_tokens,
+        "told_load": _told(instance.told_load),
         "events": None if knowledge is None else knowledge.value,
         "next_event_batch": None if instance.feed is None else instance.feed.next_sequence,
         "predicted": None

@@ -22,6 +22,7 @@ from gateway.feeds import Feed
 from gateway.residency import new_scores, predicted_residency
 from gateway.routing import Load, Rates
 from gateway.snapshots import RANK_MARK, IndexSnapshots
+from gateway.told_loads import LoadTeller, ToldLoad, follow_load
 from kvstore.event_wire import FLUSHED_TIERS
 from radix_index.base import LOCAL_TIERS, Knowledge, PrefixIndex
 from radix_index.predict import PredictedResidency
@@ -100,6 +101,7 @@ class Instance:
         self.feed: Feed | None = None
         self.predicted: PredictedResidency | None = None  # what it holds, where it publishes no events
         self.scores = new_scores()
+        self.told_load = ToldLoad()  # what it says itself, where it does
         self.wake = asyncio.Event()
 
     @property
@@ -249,17 +251,24 @@ class Fleet:
         await self._describe(instance)
         self._found(instance)
         async with asyncio.TaskGroup() as group:
-            follows = None
+            follows = [group.create_task(self._follow_load(instance), name=f"load {instance.id}")]
             if instance.feed is not None:
-                follows = group.create_task(instance.feed.follow(), name=f"events {instance.id}")
+                follows += [group.create_task(instance.feed.follow(), name=f"events {instance.id}")]
             while True:
                 await self._pause(instance)
                 if await self._probe(instance):
                     self._found(instance)
                 elif instance.trouble == _NOBODY:
                     break
-            if follows is not None:
-                follows.cancel()
+            for task in follows:
+                task.cancel()
+
+    async def _follow_load(self, instance: Instance) -> None:
+        spec, facts = instance.spec, instance.facts
+        sources = () if facts is None else facts.load_sources
+        signal = instance.capabilities.load
+        teller = LoadTeller(spec.adapter, spec.url, spec.headers, signal, sources, spec.rank)
+        await follow_load(teller, instance.told_load, self._client, self._options.interval_s)
 
     async def _pause(self, instance: Instance) -> None:
         try:
