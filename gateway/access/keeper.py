@@ -1,8 +1,8 @@
 """Keeps a key ring in step with the store: a look at its version now and then, and everything anew when that changed.
 
 So a key that is revoked stops within ``refresh_s`` (and the time of one read) in every process that can reach the
-store; in the one that revoked it, and in its workers, at once. While the store is away, what is known goes on to be
-good, or for at most ``stale_limit_s``.
+store; in the one that revoked it at once, and in its other workers as soon as they have read the store again. While the
+store is away, what is known goes on to be good, or for at most ``stale_limit_s``.
 """
 
 from __future__ import annotations

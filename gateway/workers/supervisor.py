@@ -74,6 +74,7 @@ class Supervisor:
             if told.si_signo != signal.SIGCHLD:
                 if self.is_stopping:
                     self._tell(signal.SIGKILL)
+                    self._bury_all()
                     return 130
                 self._stop()
             self._reap()
@@ -112,6 +113,12 @@ class Supervisor:
             for worker in self.workers:
                 if worker.pid == pid:
                     self._ended(worker, pid, os.waitstatus_to_exitcode(status))
+
+    def _bury_all(self) -> None:
+        """Wait for those that were killed: it takes no time, and leaves no zombies."""
+        for worker in self.workers:
+            if worker.pid is not None:
+                os.waitpid(worker.pid, 0)
 
     def _ended(self, worker: _Worker, pid: int, code: int) -> None:
         place, worker.pid = worker.place, None
