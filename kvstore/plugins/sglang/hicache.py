@@ -10,7 +10,7 @@ from sglang.srt.mem_cache import hicache_storage
 from kvstore.plugins.sglang.backend import Backend
 
 
-class Keepwarm(Backend, hicache_storage.HiCacheStorage):
+class Keepwarm(Backend, hicache_storage.HiCacheStorage):  # type: ignore[misc]  # not installed where types are checked
     """See ``Backend``."""
 
     def __init__(self, storage_config: Any, kwargs: Mapping[str, object] | None = None) -> None:

@@ -57,7 +57,7 @@ def gather(pieces: Pieces, row: ByteRows) -> int:
     for piece in pieces:
         copy_bytes(row[at : at + len(piece)], piece)
         at += len(piece)
-    return checksum(memoryview(row))
+    return checksum(row.data)
 
 
 @dataclass(frozen=True, slots=True)
