@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tracing.record import RequestRecord
-from tracing.store_lists import RunSummary, summary
+from tracing.store_lists import Money, RunSummary
 
 
 class StepOutline(NamedTuple):
@@ -34,17 +34,51 @@ class RunOutline:
 
 
 def outline(reader: sqlite3.Connection, tenant: str, run_id: str) -> RunOutline | None:
-    """The outline of a run, ``None`` where it has no record. Cost: about 5 µs a step."""
+    """The outline of a run, ``None`` where it has no record. Cost: one pass, about 8 µs a step."""
     rows = reader.execute(
         "SELECT step, request_id, arrived_ns, outcome, model, prompt_tokens, hit_device_tokens, hit_host_tokens,"
-        " hit_disk_tokens, hit_pool_tokens, hit_unknown_tokens, output_tokens, ttft_ns FROM records"
-        " WHERE tenant = ? AND run_id = ? ORDER BY step, seq",
+        " hit_disk_tokens, hit_pool_tokens, hit_unknown_tokens, output_tokens, ttft_ns, agent, currency, cost_nano,"
+        " saved_nano FROM records WHERE tenant = ? AND run_id = ? ORDER BY step, seq",
         (tenant, run_id),
     ).fetchall()
     if not rows:
         return None
-    steps = [StepOutline(*row[:6], row[6:11], *row[11:]) for row in rows]
-    return RunOutline(summary(reader, tenant, run_id), steps)
+    steps = [StepOutline(*row[:6], row[6:11], row[11], row[12]) for row in rows]
+    agent = max((row[13] for row in rows if row[13] is not None), default=None)
+    return RunOutline(summary_of(tenant, run_id, agent, steps, _money(rows)), steps)
+
+
+def summary_of(
+    tenant: str, run_id: str, agent: str | None, steps: Sequence[StepOutline], money: tuple[Money, ...]
+) -> RunSummary:
+    """The sums of a run whose steps are all at hand; what ``tracing.store_lists.summary`` asks the database for."""
+    device, host, disk, pool, unknown = (sum(tier) for tier in zip(*(step.hit_tokens for step in steps), strict=True))
+    ttfts = sorted(step.ttft_ns for step in steps if step.ttft_ns is not None)
+    return RunSummary(
+        tenant=tenant,
+        run_id=run_id,
+        agent=agent,
+        model=steps[-1].model,
+        first_ns=min(step.arrived_ns for step in steps),
+        last_ns=max(step.arrived_ns for step in steps),
+        steps=len(steps),
+        failed=sum(step.outcome != "ok" for step in steps),
+        prompt_tokens=sum(step.prompt_tokens for step in steps),
+        hit_tokens=(device, host, disk, pool, unknown),
+        output_tokens=sum(step.output_tokens for step in steps),
+        ttft_p50_ns=ttfts[(len(ttfts) - 1) // 2] if ttfts else None,
+        money=money,
+    )
+
+
+def _money(rows: Sequence[tuple[Any, ...]]) -> tuple[Money, ...]:
+    sums: dict[str, list[int]] = {}
+    for *_, currency, cost, saved in rows:
+        each = sums.setdefault(currency, [0, 0, 0])
+        each[0] += cost or 0
+        each[1] += saved or 0
+        each[2] += cost is None
+    return tuple(Money(currency, *each) for currency, each in sorted(sums.items()))
 
 
 def step_outline(record: RequestRecord) -> StepOutline:

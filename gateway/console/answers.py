@@ -19,12 +19,21 @@ HEADERS: Final = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_COMPRESSED_HERE: Final = 16 << 10
+"""Bytes that the event loop compresses itself; longer pages are compressed in a thread."""
 _NANO: Final = 10**9
 
 
 def page(html: str, status: int = 200) -> web.Response:
     """A page, compressed."""
-    response = web.Response(text=html, status=status, content_type="text/html", charset="utf-8", headers=HEADERS)
+    response = web.Response(
+        text=html,
+        status=status,
+        content_type="text/html",
+        charset="utf-8",
+        headers=HEADERS,
+        zlib_executor_size=_COMPRESSED_HERE,
+    )
     response.enable_compression()
     return response
 
@@ -46,6 +55,7 @@ def download(rows: Rows, form: str, name: str) -> web.Response:
         content_type=CONTENT_TYPES[form],
         charset="utf-8",
         headers=HEADERS | {"Content-Disposition": f'attachment; filename="{name}.{form}"'},
+        zlib_executor_size=_COMPRESSED_HERE,
     )
     response.enable_compression()
     return response

@@ -85,7 +85,7 @@ def _side(record: RequestRecord, common: int | None, scale: int) -> SideView:
         segments.append(Segment("kept", "0%", percent(same, scale), f"{count(same)} tokens that both begin with"))
     if prompt > same:
         words = f"{count(prompt - same)} tokens of its own" if common is not None else f"{count(prompt)} prompt tokens"
-        segments.append(Segment("changed", percent(same, scale), percent(prompt - same, scale), words))
+        segments.append(Segment("own", percent(same, scale), percent(prompt - same, scale), words))
     return SideView(
         step=record.link.step if record.link else 1,
         request_id=record.request_id,

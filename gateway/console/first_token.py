@@ -82,7 +82,7 @@ def _shares(record: RequestRecord) -> list[tuple[str, str, float]] | None:
 def _tokens_per_ns(candidates: tuple[Candidate, ...], prompt_tokens: int) -> float | None:
     """What the router took for the prefill rate, from a candidate that needs no fetch."""
     for each in candidates:
-        if not any(each.hit_tokens[1:]) and each.expected_ttft_ns > 0:
+        if each.healthy and not any(each.hit_tokens[1:]) and each.expected_ttft_ns > 0:
             tokens = each.queued_tokens + max(prompt_tokens - sum(each.hit_tokens), 0)
             if tokens > 0:
                 return tokens / each.expected_ttft_ns

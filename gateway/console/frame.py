@@ -75,6 +75,7 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        auto_reload=False,  # they are packaged: to look whether they changed, for each piece of a page, costs more
     )
     made.globals |= {"asset": asset_href, "run_href": run_href, "request_href": request_href, "query_href": query_href}
     return made

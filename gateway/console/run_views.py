@@ -14,8 +14,7 @@ from gateway.console.views import LegendEntry, MoneyView, legend, money_views, s
 from tracing.detail import StepDetail
 from tracing.gaps import gaps
 from tracing.record import RequestRecord
-from tracing.store import RunSummary
-from tracing.store_outline import RunOutline, StepOutline, step_outline
+from tracing.store_outline import RunOutline, StepOutline, step_outline, summary_of
 
 STEPS_PER_PAGE: Final = 100
 MAX_COLUMNS: Final = 160
@@ -87,24 +86,10 @@ def page_of(records: Sequence[RequestRecord], page: int = 1) -> RunPart:
     """One page of a run whose records are all at hand."""
     page = min(max(page, 1), pages_of(len(records)))
     steps = [step_outline(record) for record in records]
-    first, last = records[0], max(records, key=lambda record: record.stamps.arrived_ns)
-    ttfts = sorted(step.ttft_ns for step in steps if step.ttft_ns is not None)
-    hits = [sum(column) for column in zip(*(step.hit_tokens for step in steps), strict=True)]
-    summary = RunSummary(
-        tenant=first.identity.tenant,
-        run_id=first.link.run_id if first.link else first.request_id,
-        agent=max((name for record in records if (name := record.labels.get("agent"))), default=None),
-        model=records[-1].model,
-        first_ns=min(step.arrived_ns for step in steps),
-        last_ns=last.stamps.arrived_ns,
-        steps=len(steps),
-        failed=sum(step.outcome != "ok" for step in steps),
-        prompt_tokens=sum(step.prompt_tokens for step in steps),
-        hit_tokens=(hits[0], hits[1], hits[2], hits[3], hits[4]),
-        output_tokens=sum(step.output_tokens for step in steps),
-        ttft_p50_ns=ttfts[(len(ttfts) - 1) // 2] if ttfts else None,
-        money=sum_money(records),
-    )
+    first = records[0]
+    agent = max((name for record in records if (name := record.labels.get("agent"))), default=None)
+    run_id = first.link.run_id if first.link else first.request_id
+    summary = summary_of(first.identity.tenant, run_id, agent, steps, sum_money(records))
     shown = records[(page - 1) * STEPS_PER_PAGE : page * STEPS_PER_PAGE]
     return RunPart(RunOutline(summary, steps), shown, page)
 

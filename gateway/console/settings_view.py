@@ -51,6 +51,8 @@ def shown_value(path: str, value: object) -> str:
         return shown_url(value) if "://" in value else HIDDEN if set(value) == {"*"} else value
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     return f"{value:,}" if isinstance(value, int) and abs(value) >= 10_000 else str(value)
 
 
