@@ -88,12 +88,12 @@ class Splice:
 
     def __call__(self, event: bytes) -> Sequence[bytes]:
         """Return the events for this one."""
+        if self._is_over:
+            return ()
         data = data_of(event)
         chunk = json_object(data) if data is not None and data.strip() != DONE else None
         if chunk is None or ("error" in chunk and "choices" not in chunk):
             return (event,)
-        if self._is_over:
-            return ()
         shown: Json = {name: value for name, value in {**chunk, **self._head}.items() if name not in self._drops}
         has_usage = chunk.get("usage") is not None
         if has_usage and self._seam is not None:
