@@ -41,6 +41,7 @@ from gateway.http import Edge, EdgeOptions, make_app
 from gateway.ledger_metrics import LedgerCollector
 from gateway.listening import LAST_WORDS_S, listening
 from gateway.models import ModelDirectory
+from gateway.otlp_receiver import OtlpReceiver
 from gateway.peers import Peers
 from gateway.pipeline import Pipeline
 from gateway.pool import keep_alive, own_pool
@@ -238,6 +239,8 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
         )
         app.add_routes(edge.routes())
         app.add_routes(admin.routes())
+        if settings.tracing.receive:
+            app.add_routes(OtlpReceiver(keys.ring, traces, assembly.receiver_options(settings)).routes())
         peers = Peers(settings.server.trusted_proxies)
         access_api = AccessApi(
             keys.store,

@@ -30,7 +30,7 @@ from gateway.access.roles import Role, rights_of
 from gateway.access.store import AccessStore
 from gateway.attempt import AttemptOptions
 from gateway.breaker import BreakerOptions
-from gateway.diagnosis.watch import ContentPolicy, WatchOptions
+from gateway.diagnosis.watch import WatchOptions
 from gateway.errors import SettingsError
 from gateway.failover import FailoverOptions
 from gateway.fleet import HealthOptions, InstanceSpec, Timeouts
@@ -41,12 +41,14 @@ from gateway.limits.shared_counts import SharedCounts
 from gateway.listening import ListenOptions
 from gateway.models import ModelOptions, SpecialTokens
 from gateway.network import is_own
+from gateway.otlp_receiver import ReceiverOptions
 from gateway.relay import RelayOptions
 from gateway.routing import Rates
 from gateway.settings import InstanceSettings, KeySettings, KvEventSettings, Settings
 from gateway.snapshots import SnapshotOptions
 from gateway.tls import TlsOptions
 from gateway.workers.place import WorkerPlace
+from tracing.content import ContentPolicy
 from tracing.record import Identity
 
 POOL_ID = "keepwarm"
@@ -366,6 +368,11 @@ def watch_options(settings: Settings) -> WatchOptions | None:
     if not tracing.compare_bytes:
         return None
     return WatchOptions(ContentPolicy(tracing.content), tracing.compare_bytes)
+
+
+def receiver_options(settings: Settings) -> ReceiverOptions:
+    """Return the limits of spans that come in."""
+    return ReceiverOptions(ContentPolicy(settings.tracing.content))
 
 
 def tokenizer_folder(option: str, model_path: str | None) -> Path | None:

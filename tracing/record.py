@@ -130,6 +130,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     queued_tokens: int  # prompt tokens routed there and not yet answered
     expected_ttft_ns: int
     healthy: bool = True
+    cost_ns: int | None = None  # with what others would have waited for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,9 @@ class Decision:
     candidates: tuple[Candidate, ...]
     predicted_hit_tokens: int
     exact: bool  # token ids were hashed (not text chunks) and the chosen source's events were whole
+    fetch_tokens: tuple[int, int, int, int] | None = None  # from host, disk, pool, a peer: expected to be read there
+    fetch_from: str | None = None  # the instance whose pages are read
+    preferred: str | None = None  # what would have been chosen, where routing only watches
 
 
 class AttemptRole(StrEnum):

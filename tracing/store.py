@@ -22,10 +22,20 @@ from pathlib import Path
 from tracing import store_outline, store_series
 from tracing.detail import StepDetail, decode_detail, encode_detail
 from tracing.errors import AmbiguousRunError, TraceStoreError
+from tracing.received import ReceivedSpan, decode_span, encode_span
 from tracing.record import RequestRecord
 from tracing.store_lists import Money, RunFilter, RunKey, RunSummary, StoreTotals, condition_of, summary, totals
 from tracing.store_outline import RunOutline
-from tracing.store_schema import COLUMNS, INSERT_DETAIL, SCHEMA_VERSION, Row, Statement, decode_record, row_of
+from tracing.store_schema import (
+    COLUMNS,
+    INSERT_DETAIL,
+    INSERT_SPAN,
+    SCHEMA_VERSION,
+    Row,
+    Statement,
+    decode_record,
+    row_of,
+)
 from tracing.store_series import Bucket, Choices
 from tracing.store_writer import TraceStoreOptions, commit, forget_old, open_for_writing
 
@@ -127,6 +137,17 @@ class TraceStore:
         """Hand the detail of a record that was appended before to the writer; returns at once, and drops when full."""
         self._add(_Extra([(INSERT_DETAIL, (encode_detail(detail), detail.request_id))]))
 
+    def receive(self, tenant: str, spans: Sequence[ReceivedSpan], at_ns: int) -> bool:
+        """Hand spans that an agent sent to the writer; returns at once: whether there was room for them."""
+        return self._add(
+            _Extra(
+                [
+                    (INSERT_SPAN, (tenant, s.trace_id, s.span_id, s.run_id, s.tool_call_id, at_ns, encode_span(s)))
+                    for s in spans
+                ]
+            )
+        )
+
     def _add(self, extra: _Extra) -> bool:
         if self._writer is None:
             return False
@@ -194,6 +215,31 @@ class TraceStore:
                 ).fetchall()
             found |= {request_id: decode_detail(body) for request_id, body in rows}
         return found
+
+    def spans_of(self, records: Sequence[RequestRecord], limit: int = 5000) -> list[ReceivedSpan]:
+        """The spans that agents sent of one run: of its traces, of its tool calls, and those that name it."""
+        if not records or (link := records[0].link) is None:
+            return []
+        tenant = records[0].identity.tenant
+        wanted = [
+            ("run_id", [link.run_id]),
+            ("trace_id", list({r.traceparent[3:35] for r in records if r.traceparent is not None})),
+            ("tool_call_id", list({call.id for record in records for call in record.tool_calls if call.id})),
+        ]
+        found: dict[tuple[str, str], ReceivedSpan] = {}
+        for column, values in wanted:
+            for at in range(0, len(values), _CHUNK):
+                some = values[at : at + _CHUNK]
+                with self._reading() as reader:
+                    rows = reader.execute(
+                        f"SELECT body FROM spans WHERE tenant = ? AND {column} IN ({', '.join('?' * len(some))})"
+                        " LIMIT ?",
+                        (tenant, *some, limit),
+                    ).fetchall()
+                for (body,) in rows:
+                    span = decode_span(body)
+                    found[span.trace_id, span.span_id] = span
+        return sorted(found.values(), key=lambda span: (span.started_ns, span.span_id))[:limit]
 
     def run(self, run_id: str, tenant: str | None = None) -> list[RequestRecord]:
         """A run's records in step order; empty when there is none.

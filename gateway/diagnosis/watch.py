@@ -14,30 +14,15 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
 
 from gateway.diagnosis.compare import compare
-from gateway.diagnosis.redact import redacted
 from gateway.diagnosis.sections import CONVERSATION, SAMPLING, SYSTEM, TOOLS, Kept, digest_of, keep
 from gateway.protocols.base import AnswerReader, Ask
+from tracing.content import ContentPolicy, redacted
 from tracing.detail import Comparison, PromptChange, Reproduction, StepDetail
 from tracing.record import RequestRecord
 
 _log = logging.getLogger(__name__)
-
-
-class ContentPolicy(StrEnum):
-    """What of a conversation may be written down or exported."""
-
-    OFF = "off"  # nothing of it
-    HASHED = "hashed"  # digests, places, lengths
-    REDACTED = "redacted"  # words, without what looks like a secret or a person
-    FULL = "full"
-
-    @property
-    def shows_words(self) -> bool:
-        """Whether words may be kept."""
-        return self in (ContentPolicy.REDACTED, ContentPolicy.FULL)
 
 
 @dataclass(frozen=True, slots=True)
