@@ -15,11 +15,13 @@ from billing.errors import BillingError
 from engine_adapter.errors import UpstreamError
 from engine_adapter.wire_client import WireClient
 from gateway import assembly
+from gateway.access.errors import AccessError
 from gateway.commands.serve import add_settings_arguments, settings_from
 from gateway.errors import SettingsError
 from gateway.home import holder_of
 from gateway.page_advice import advice
-from gateway.settings import InstanceSettings, Settings
+from gateway.settings import InstanceSettings, Settings, is_loopback
+from gateway.tls import Certificate
 
 Check = Callable[[], Awaitable[str]]
 _CONNECT_S = 5.0
@@ -61,6 +63,9 @@ def _checks(settings: Settings, client: WireClient) -> Iterator[tuple[str, Check
     yield "home", lambda: _home(settings.home)
     yield "address", lambda: _address(settings)
     yield "prices", lambda: _prices(settings)
+    yield "keys", lambda: _keys(settings)
+    if settings.server.tls is not None:
+        yield "tls", lambda: _tls(settings)
     if settings.ledger.url is not None:
         yield "ledger", lambda: _ledger(settings)
     for instance in settings.instances:
@@ -105,6 +110,36 @@ async def _address(settings: Settings) -> str:
 async def _prices(settings: Settings) -> str:
     books = assembly.price_shelf(settings).books
     return "; ".join(f"{book.name}, version {book.version}, {book.currency}" for book in books)
+
+
+async def _keys(settings: Settings) -> str:
+    store = assembly.access_store(settings)
+    is_file = settings.ledger.url is None or settings.access.store is not None
+    try:
+        if is_file and not settings.access_path.exists():
+            live, used = 0, False
+        else:
+            snapshot = await asyncio.to_thread(store.snapshot)
+            live, used = len({key.id for _, _, key in snapshot.keys}), snapshot.is_used
+    except AccessError as error:
+        raise CheckFailed(str(error)) from None
+    finally:
+        store.close()
+    if not settings.keys and not used and not is_loopback(settings.server.host):
+        raise CheckFailed(f"{settings.server.host} is beyond this machine: it needs a key ('keepwarm key create')")
+    if not settings.keys and not used:
+        return "none: whoever is on this machine is let in"
+    return f"{len(settings.keys)} in the settings, {live} in {store.name}"
+
+
+async def _tls(settings: Settings) -> str:
+    options = assembly.listen_options(settings, None).tls
+    assert options is not None
+    try:
+        Certificate(options)
+    except SettingsError as error:
+        raise CheckFailed(str(error)) from None
+    return f"{options.certificate}, TLS {options.minimum} or newer"
 
 
 async def _ledger(settings: Settings) -> str:

@@ -23,6 +23,7 @@ from billing.retention import month_start_ns, remove_rows
 from billing.row import LedgerRow
 from billing.settlement import settle_open_months
 from billing.verify import verify_ledger
+from gateway.access.errors import AccessError
 from gateway.commands.report import add_ledger_arguments, ledger_place, parse_moment, settings_of, utc_text
 from gateway.errors import SettingsError
 
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
                 return _migrate(place, args.grant)
             case _:
                 return _reprice(place, args)
-    except (BillingError, SettingsError) as error:
+    except (BillingError, SettingsError, AccessError) as error:
         print(f"keepwarm ledger: {error}", file=sys.stderr)
         return 1
 
@@ -151,7 +152,12 @@ def _remove(place: Place, args: argparse.Namespace) -> int:
 def _migrate(place: Place, role: str | None) -> int:
     if isinstance(place, Path):
         raise SettingsError(f"{place} is a file: it is brought up when a gateway opens it")
+    from billing.postgres.database import PostgresDatabase  # the extra 'postgres', which a server's place came with
+    from gateway.access.postgres import postgres_access
+
     before, after = place.migrate(role)
+    if isinstance(place, PostgresDatabase):
+        postgres_access(place.url.render_as_string(hide_password=False)).migrate(role)  # keys lie beside the ledger
     print(
         f"{place.name}: schema {before or 'none'} -> {after}" + ("" if role is None else f"; {role} may run gateways")
     )

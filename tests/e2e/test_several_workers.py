@@ -310,4 +310,5 @@ def test_a_gateway_that_cannot_start_says_why_once_and_ends(tmp_path: Path) -> N
         cwd=ROOT, capture_output=True, timeout=60, check=False,
     )  # fmt: skip
     assert ended.returncode == 1
-    assert ended.stderr.count(b"missing.toml") == 1
+    assert ended.stderr.count(b"keepwarm serve:") == 1
+    assert b"missing.toml" in ended.stderr
