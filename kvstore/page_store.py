@@ -87,7 +87,7 @@ class PageStore:
         self._complete = complete
         self._window = max(1, self.options.window_bytes // max(1, self._page_bytes))
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kvstore-behind")
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._behind_pages = 0
         self._dropped = 0
         self._closed = False
@@ -160,6 +160,12 @@ class PageStore:
         stored = self._host.put(pages)
         self._write_behind([page.key for page, a, b in zip(pages, stored, again, strict=True) if a and b])
         return stored
+
+    def wait_for_room(self, pages: int, timeout_s: float) -> bool:
+        """Wait until so many pages more may be put with none of them dropped; ``False`` if that takes longer."""
+        most = self.options.behind_bytes // max(1, self._page_bytes)
+        with self._lock:
+            return self._lock.wait_for(lambda: self._closed or self._behind_pages + pages <= most, timeout_s)
 
     def write(self, pages: Sequence[Page]) -> list[bool]:
         """Store pages in every tier before returning; ``True`` for each that some tier has."""
@@ -278,3 +284,4 @@ class PageStore:
             self._host.take_back(loan)
             with self._lock:
                 self._behind_pages -= len(loan.pages)
+                self._lock.notify_all()

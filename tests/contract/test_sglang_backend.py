@@ -136,6 +136,15 @@ def test_a_page_is_there_from_the_moment_that_it_was_handed_over(folder: Path) -
     engine.backend.close()
 
 
+def test_more_than_the_buffer_holds_goes_through_it(folder: Path) -> None:
+    engine = Engine(on_disk(folder, buffer_gb=6 * 4096 / 1e9), pool=FakeHostPool(pages=128))
+    keys = key_chain(64)
+    assert engine.store(keys) == [True] * 64
+    assert engine.backend.shelves["kv"].stats()[Tier.DISK].puts == 64
+    assert engine.load(keys, first_page=64) == [True] * 64
+    engine.backend.close()
+
+
 def test_a_restarted_engine_finds_its_pages_on_disk(folder: Path) -> None:
     keys = key_chain(6)
     first = Engine(on_disk(folder))

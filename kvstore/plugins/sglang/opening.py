@@ -98,7 +98,7 @@ def open_shelves(
             layout,
             _tiers(layout, options, share, shard, facts, tell),
             relay.book,
-            _shelf_options(options, shard, name, relay),
+            _shelf_options(options, share, shard, name, relay),
         )
         if tell is not None:
             relay.book.blocks = max(relay.book.blocks, 2 * getattr(pool, "page_num", 0))
@@ -107,7 +107,7 @@ def open_shelves(
     return Opened(shelves, relay)
 
 
-def _shelf_options(options: PluginOptions, shard: Shard, name: str, relay: EventRelay) -> ShelfOptions:
+def _shelf_options(options: PluginOptions, share: float, shard: Shard, name: str, relay: EventRelay) -> ShelfOptions:
     allowance = Allowance(options.deadline_ms / 1000, int(options.least_mb_per_s * 1e6))
     worth = WorthOptions(prefill_tokens_per_s=options.prefill_tokens_per_s, margin=options.claim_margin)
     return ShelfOptions(
@@ -116,7 +116,7 @@ def _shelf_options(options: PluginOptions, shard: Shard, name: str, relay: Event
         is_waiting_for_tokens=relay.follows and name == "kv",
         writes=shard.writes or name == "mamba",
         promotes=options.host_gb > 0,
-        behind_bytes=options.host_bytes,
+        behind_bytes=int(options.host_bytes * share),
     )
 
 

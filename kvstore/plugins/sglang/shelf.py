@@ -38,6 +38,7 @@ class ShelfOptions:
     """Limits and rates. ``is_waiting_for_tokens``: whether the engine's events tell what pages are."""
 
     get_s: Allowance = field(default_factory=Allowance)
+    put_s: Allowance = field(default_factory=lambda: Allowance(fixed_s=2.0))  # for room in the buffer
     worth: WorthOptions = field(default_factory=WorthOptions)
     is_waiting_for_tokens: bool = False
     writes: bool = True
@@ -75,6 +76,8 @@ class Shelf:
         )
         self.store = PageStore(tiers, store_options, on_read=self._observe_read, complete=self._name)
         self._window = max(1, _WINDOW_BYTES // self.page_bytes)
+        if self.store.has_host:
+            self._window = max(1, min(self._window, options.behind_bytes // self.page_bytes // 2))
         self._staging = page_rows(self._window, self.page_bytes)
         self._writing = threading.Lock()  # one writer at a time: there is one staging
         self._prober = ThreadPoolExecutor(1, thread_name_prefix="keepwarm-probe")
@@ -180,7 +183,11 @@ class Shelf:
         for name, pieces, row in zip(names, pages, self._staging, strict=False):
             total = gather(pieces, row)
             ready.append(Page(name, _NAMELESS, memoryview(row), total))
-        return self.store.put(ready if self.store.has_host else self._name(ready, 0.0))
+        if not self.store.has_host:
+            return self.store.put(self._name(ready, 0.0))
+        if not self.store.wait_for_room(len(ready), self.options.put_s.seconds(len(ready) * self.page_bytes)):
+            return [False] * len(ready)
+        return self.store.put(ready)
 
     def _name(self, pages: list[Page], put_s: float) -> list[Page]:
         """Give pages their tokens, as far as the engine's events have told them or do so in time."""
