@@ -17,7 +17,7 @@ from kvstore.plugins.sglang.engine import EngineFacts
 PLUGIN_FORMAT = 1
 """Bump it when the order of a page's pieces changes."""
 
-_RANK_SHARDED = frozenset({"mamba"})
+RANK_SHARDED = frozenset({"mamba"})
 """Pools of which every tensor-parallel rank has a part of its own, even where the model's KV is the same on all."""
 
 _SHAPE = ("head_num", "head_dim", "v_head_dim", "layer_num", "start_layer", "end_layer",
@@ -52,8 +52,8 @@ class Shard:
 
     @property
     def ranks(self) -> int:
-        """How many processes of one replica keep pages apart from each other."""
-        return self.tp_size * self.pp_size * self.cp_size
+        """How many processes of one replica store pages apart from each other."""
+        return (1 if self.is_mla else self.tp_size) * self.pp_size * self.cp_size
 
 
 def read_shard(config: Any) -> Shard:
@@ -88,7 +88,7 @@ def page_layout(
     The store need not know what is in a page: it is ``page_bytes`` bytes, and ``order`` says all that they depend on.
     Under MLA every rank of a group has the same pages, so they are named without the rank.
     """
-    is_alike = shard.is_mla and name not in _RANK_SHARDED
+    is_alike = shard.is_mla and name not in RANK_SHARDED
     described = {
         "plugin": PLUGIN_FORMAT,
         "engine": f"sglang {facts.version}",

@@ -20,7 +20,7 @@ from kvstore.memory import IS_COMPILED
 from kvstore.page import PageLayout, Tier
 from kvstore.plugins.disk_folder import claim_disk
 from kvstore.plugins.sglang.engine import EngineEvents, EngineFacts, local_model
-from kvstore.plugins.sglang.identity import Shard, page_layout
+from kvstore.plugins.sglang.identity import RANK_SHARDED, Shard, page_layout
 from kvstore.plugins.sglang.memory import pages_at
 from kvstore.plugins.sglang.options import PluginOptions, host_and_port
 from kvstore.plugins.sglang.relay import EventRelay, relay_for
@@ -96,7 +96,7 @@ def open_shelves(
         tell = _teller(relay, layout) if name == "kv" and shard.is_first else None
         shelf = Shelf(
             layout,
-            _tiers(layout, options, share, shard, facts, tell),
+            _tiers(layout, options, share, shard, name, facts, tell),
             relay.book,
             _shelf_options(options, share, shard, name, relay),
         )
@@ -109,24 +109,32 @@ def open_shelves(
 
 def _shelf_options(options: PluginOptions, share: float, shard: Shard, name: str, relay: EventRelay) -> ShelfOptions:
     allowance = Allowance(options.deadline_ms / 1000, int(options.least_mb_per_s * 1e6))
+    writes = shard.writes or name in RANK_SHARDED
     worth = WorthOptions(prefill_tokens_per_s=options.prefill_tokens_per_s, margin=options.claim_margin)
     return ShelfOptions(
         get_s=allowance,
         worth=worth,
         is_waiting_for_tokens=relay.follows and name == "kv",
-        writes=shard.writes or name == "mamba",
+        writes=writes,
         promotes=options.host_gb > 0,
-        behind_bytes=int(options.host_bytes * share),
+        behind_bytes=int(options.host_bytes(writes=writes) * share),
     )
 
 
 def _tiers(
-    layout: PageLayout, options: PluginOptions, share: float, shard: Shard, facts: EngineFacts, tell: OnChange | None
+    layout: PageLayout,
+    options: PluginOptions,
+    share: float,
+    shard: Shard,
+    name: str,
+    facts: EngineFacts,
+    tell: OnChange | None,
 ) -> list[PageTier]:
     """Open host, disk and pool, with this share of what the server may have."""
     tiers: list[PageTier] = []
     allowance = Allowance(options.deadline_ms / 1000, int(options.least_mb_per_s * 1e6))
-    if (host_bytes := int(options.host_bytes * share)) >= layout.page_bytes:
+    writes = shard.writes or name in RANK_SHARDED
+    if (host_bytes := int(options.host_bytes(writes=writes) * share)) >= layout.page_bytes:
         tiers.append(HostTier(layout, capacity_bytes=host_bytes))
     if options.disk_path is not None and not (shard.is_mla and shard.tp_size > 1):
         disk = _disk(layout, options.disk_path, options.disk_bytes, share, facts, DiskOptions(read_s=allowance))

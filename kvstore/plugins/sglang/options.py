@@ -42,10 +42,9 @@ class PluginOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         """See ``pool_gb``."""
         return int(self.pool_gb * _GB) if self.pool is not None else 0
 
-    @property
-    def host_bytes(self) -> int:
-        """See ``host_gb`` and ``buffer_gb``."""
-        return int((self.host_gb + self.buffer_gb) * _GB)
+    def host_bytes(self, *, writes: bool) -> int:
+        """See ``host_gb``, and for those who write ``buffer_gb``."""
+        return int((self.host_gb + (self.buffer_gb if writes else 0.0)) * _GB)
 
     @property
     def disk_path(self) -> Path | None:

@@ -14,7 +14,8 @@ def test_options_beside_sglangs_own() -> None:
         {"backend_name": "keepwarm", "module_path": "m", "class_name": "c", "interface_v1": 1, "disk": "~/x",
          "disk_gb": 2, "pool": "redis://h", "pool_gb": 0.5, "buffer_gb": 1, "host_gb": 2}
     )  # fmt: skip
-    assert (options.disk_bytes, options.pool_bytes, options.host_bytes) == (2 * 10**9, 5 * 10**8, 3 * 10**9)
+    assert (options.disk_bytes, options.pool_bytes) == (2 * 10**9, 5 * 10**8)
+    assert (options.host_bytes(writes=True), options.host_bytes(writes=False)) == (3 * 10**9, 2 * 10**9)
     assert options.disk_path is not None
     assert options.disk_path.is_absolute()
 
