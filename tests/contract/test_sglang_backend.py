@@ -299,6 +299,15 @@ def test_clear_leaves_nothing(folder: Path, server: PoolServer) -> None:
     engine.backend.close()
 
 
+def test_keys_of_another_kind_are_keys_too(folder: Path) -> None:
+    engine = Engine(on_disk(folder))
+    keys = ["ukv1-abc_L0-4", "f" * 63 + "g", "ä", ""]
+    assert engine.store(keys) == [True] * 4
+    assert engine.backend.batch_exists(keys) == 4
+    assert engine.load(keys) == [True] * 4
+    engine.backend.close()
+
+
 def test_what_was_moved_is_told_once(folder: Path) -> None:
     engine = Engine(on_disk(folder))
     keys = key_chain(4)

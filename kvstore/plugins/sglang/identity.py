@@ -6,8 +6,10 @@ never exchange one.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +22,7 @@ PLUGIN_FORMAT = 1
 RANK_SHARDED = frozenset({"mamba"})
 """Pools of which every tensor-parallel rank has a part of its own, even where the model's KV is the same on all."""
 
+_HEX_DIGEST = re.compile("[0-9a-f]{64}")
 _SHAPE = ("head_num", "head_dim", "v_head_dim", "layer_num", "start_layer", "end_layer",
           "kv_lora_rank", "qk_rope_head_dim", "size_per_token", "storage_format_tag")  # fmt: skip
 """What host pools say of the shape of their pages, whichever have it."""
@@ -125,13 +128,12 @@ def _shape(pool: Any) -> Mapping[str, str]:
 
 
 def content_hash(key: str) -> bytes:
-    """Return the digest that a key of SGLang's writes out in hex. Raises ``ValueError`` for anything else."""
-    digest = bytes.fromhex(key)
-    if len(digest) != 32:
-        raise ValueError(f"a key of {len(digest)} bytes")
-    return digest
+    """Return the digest that a key of SGLang's writes out in hex; of any other key its own digest."""
+    if _HEX_DIGEST.fullmatch(key):
+        return bytes.fromhex(key)
+    return hashlib.sha256(key.encode()).digest()
 
 
-def keys_of(layout_fingerprint: bytes, keys: list[str]) -> list[PageKey]:
-    """Return our names for SGLang's keys. Raises ``ValueError``."""
+def keys_of(layout_fingerprint: bytes, keys: Sequence[str]) -> list[PageKey]:
+    """Return our names for SGLang's keys."""
     return [page_key(layout_fingerprint, content_hash(key)) for key in keys]

@@ -88,7 +88,7 @@ class Shelf:
         """Return how many leading pages are there and sooner fetched than computed."""
         if self._closed or not keys:
             return 0
-        places = self._locate(keys_of(self._fingerprint, list(keys)))
+        places = self._locate(keys_of(self._fingerprint, keys))
         with self._guard:
             worth = self.worth.leading(places, page_bytes=self.page_bytes, page_tokens=self.page_tokens)
             due = self.worth.due(self._clock())
@@ -98,7 +98,7 @@ class Shelf:
 
     def present(self, keys: Sequence[str]) -> list[bool]:
         """Tell for each page whether it is there, whatever it costs to fetch."""
-        return [False] * len(keys) if self._closed else self.store.exists(keys_of(self._fingerprint, list(keys)))
+        return [False] * len(keys) if self._closed else self.store.exists(keys_of(self._fingerprint, keys))
 
     def get(self, keys: Sequence[str], targets: Sequence[Target]) -> list[bool]:
         """Fill the targets of the pages that are there, up to the first window with a miss in it."""
@@ -106,7 +106,7 @@ class Shelf:
             return [False] * len(keys)
         timeout_s = self.options.get_s.seconds(len(keys) * self.page_bytes)
         fetched = self.store.start_get(
-            keys_of(self._fingerprint, list(keys)), targets, timeout_s=timeout_s, to_first_gap=True
+            keys_of(self._fingerprint, keys), targets, timeout_s=timeout_s, to_first_gap=True
         )
         return [tier is not None for tier in fetched.result()]
 
@@ -115,7 +115,7 @@ class Shelf:
         stored = [False] * len(keys)
         if self._closed or not self.options.writes:
             return stored
-        names = keys_of(self._fingerprint, list(keys))
+        names = keys_of(self._fingerprint, keys)
         for tier in (self._tiers[at] for at in _LOCAL if at in self._tiers):
             stored = [known or has for known, has in zip(stored, tier.exists(names), strict=True)]
         lacking = [place for place, has in enumerate(stored) if not has]
@@ -208,7 +208,7 @@ class Shelf:
 
     def _probe(self, tiers: Sequence[Tier], keys: Sequence[str]) -> None:
         try:
-            names = keys_of(self._fingerprint, list(keys))
+            names = keys_of(self._fingerprint, keys)
             scratch = [memoryview(row) for row in page_rows(len(names), self.page_bytes)]
             for at in tiers:
                 if (tier := self._tiers.get(at)) is None:
