@@ -52,10 +52,10 @@ async def follow_load(teller: LoadTeller, told: ToldLoad, client: UpstreamClient
         async for load in pushed_loads(source):
             told.take(load)
     while teller.signal is not LoadSignal.NONE:
-        load = await _asked(teller, client)
-        if load is not None:
-            told.take(load)
-        await asyncio.sleep(interval_s if load is not None else _AGAIN_S)
+        answer = await _asked(teller, client)
+        if answer is not None:
+            told.take(answer)
+        await asyncio.sleep(interval_s if answer is not None else _AGAIN_S)
 
 
 async def _asked(teller: LoadTeller, client: UpstreamClient) -> EngineLoad | None:

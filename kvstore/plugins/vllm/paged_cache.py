@@ -85,5 +85,5 @@ def _by_block(name: str, tensor: torch.Tensor, blocks: int) -> torch.Tensor:
     if tensor.shape[0] % blocks or tensor.stride(-1) != 1:
         raise UnsupportedCache(f"{name}: a cache of shape {tuple(tensor.shape)} for {blocks} blocks")
     if tensor.shape[0] != blocks:  # attention may cut a block into smaller ones
-        tensor = tensor.unflatten(0, (blocks, -1))
+        tensor = tensor.unflatten(0, (blocks, -1))  # type: ignore[no-untyped-call]
     return tensor.view(torch.uint8)

@@ -40,12 +40,13 @@ class Tracked:
         request = self.request
         if request.lora_request is not None or request.prompt_embeds is not None:
             return 0
-        offsets = [feature.mm_position.offset for feature in request.mm_features or ()]
-        return min([len(request.block_hashes), *(offset // block_tokens for offset in offsets)])
+        offsets: list[int] = [feature.mm_position.offset for feature in request.mm_features or ()]
+        return min([len(self.hashes), *(offset // block_tokens for offset in offsets)])
 
     def loadable(self, block_tokens: int) -> int:
         """Return how many leading blocks may come from elsewhere: at least one token is left to compute."""
-        return min(self.pages(block_tokens), (self.request.num_tokens - 1) // block_tokens)
+        tokens: int = self.request.num_tokens
+        return min(self.pages(block_tokens), (tokens - 1) // block_tokens)
 
     def meta(self, block: int, block_tokens: int) -> PageMeta:
         """Return what the page of a block says of itself."""
