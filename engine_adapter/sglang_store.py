@@ -81,8 +81,8 @@ def relayed(sources: tuple[EventSource, ...], port: int, host: str) -> tuple[Eve
 
 
 def _pool_name(url: str, config: Mapping[str, object], info: Mapping[str, object]) -> str:
-    """Return a digest of the pool's place, without credentials, and of what pages depend on."""
-    place = url.rpartition("@")[2]
+    """Return a digest of the pool's name or its place without credentials, and of what pages depend on."""
+    place = config.get("pool_name") or url.rpartition("@")[2]
     named = [place, config.get("namespace"), config.get("weights_id"), bool(config.get("interface_v1"))]
     described = json.dumps([named, [str(info.get(name)) for name in _PAGES_DEPEND_ON]])
     return f"sglang-{hashlib.sha256(described.encode()).hexdigest()[:16]}"

@@ -19,6 +19,7 @@ class PluginOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     disk: str | None = None  # a folder
     disk_gb: float = 0.0
     pool: str | None = None  # a URL; see kvstore.tiers.pool_url
+    pool_name: str | None = None  # for the gateway, where servers reach one pool by different URLs
     pool_gb: float = 64.0  # what this server puts there; the pool's own maxmemory bounds all together
     buffer_gb: float = 0.25  # memory for pages on their way to disk and pool: writes return at once
     host_gb: float = 0.0  # more of it, as a tier besides SGLang's own; pays with buffer_only

@@ -74,6 +74,7 @@ class PluginServer(SglangServer):
             "disk_gb": 0.05,
             "buffer_gb": 0.02,
             "pool": f"redis://127.0.0.1:{pool_port}",
+            "pool_name": "the pool of this run",  # whichever way it is reached
             "pool_gb": 0.2,
             "events": f"tcp://127.0.0.1:{relay_port}",
             **(storage or {}),

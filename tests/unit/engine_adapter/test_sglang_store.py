@@ -70,6 +70,8 @@ def test_servers_share_a_pool_when_their_pages_are_alike() -> None:
         pool(served_model_name="b"), pool({**OURS, "namespace": "blue"}), pool({**OURS, "pool": "redis://pool:6379/2"}),
     ]  # fmt: skip
     assert len({pool(), *others}) == 8
+    named = {**OURS, "pool_name": "ours"}
+    assert pool(named) == pool({**named, "pool": "redis://10.0.0.5:6379/1"}) != pool()
 
 
 def test_each_rank_has_its_own_relay() -> None:
