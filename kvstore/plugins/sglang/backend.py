@@ -212,7 +212,9 @@ class Backend:
             with self._opening:
                 if self._opened is None:
                     pools = {KV: self.mem_pool_host} | self.registered_pools
-                    self._opened = open_shelves(pools, self.options, self.shard, self.facts, self.is_zero_copy)
+                    self._opened = open_shelves(
+                        pools, self.options, self.shard, self.facts, zero_copy=self.is_zero_copy
+                    )
                 opened = self._opened
         return None if opened is None else opened.shelves.get(name)
 

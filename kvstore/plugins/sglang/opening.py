@@ -70,16 +70,16 @@ def page_bytes_of(pool: Any, *, zero_copy: bool) -> int:
 
 
 def open_shelves(
-    pools: Mapping[str, Any], options: PluginOptions, shard: Shard, facts: EngineFacts, zero_copy: bool
+    pools: Mapping[str, Any], options: PluginOptions, shard: Shard, facts: EngineFacts, *, zero_copy: bool
 ) -> Opened:
     """Open every tier for every pool. Media that cannot be opened are left out, loudly. Raises ``ValueError`` where it
     cannot be told what the weights are, and ``zmq.ZMQError`` where an event port is taken."""
     identity = options.weights_id or _digest_of(options, facts)
     relay = _relay(options, shard, facts)
-    sizes = {name: page_bytes_of(pool, zero_copy=zero_copy or name != "kv") for name, pool in pools.items()}
-    whole = sum(sizes.values())
     if not IS_COMPILED:
         log.warning("keepwarm: no compiled kernels here; pages are copied and hashed in two passes instead of one")
+    sizes = {name: page_bytes_of(pool, zero_copy=zero_copy or name != "kv") for name, pool in pools.items()}
+    whole = sum(sizes.values()) * shard.ranks * facts.dp_size
     shelves = {}
     for name, pool in pools.items():
         layout = page_layout(
@@ -92,14 +92,10 @@ def open_shelves(
             facts=facts,
             zero_copy=zero_copy,
         )
-        share = sizes[name] / whole / (shard.ranks * facts.dp_size)
+        place = _Place(layout, name, sizes[name] / whole, options, shard, facts)
         tell = _teller(relay, layout) if name == "kv" and shard.is_first else None
-        shelf = Shelf(
-            layout,
-            _tiers(layout, options, share, shard, name, facts, tell),
-            relay.book,
-            _shelf_options(options, share, shard, name, relay),
-        )
+        is_waiting = relay.follows and name == "kv"
+        shelf = Shelf(layout, place.tiers(tell), relay.book, place.limits(is_waiting_for_tokens=is_waiting))
         if tell is not None:
             relay.book.blocks = max(relay.book.blocks, 2 * getattr(pool, "page_num", 0))
             shelf.announce(options.announce_pages)
@@ -107,58 +103,70 @@ def open_shelves(
     return Opened(shelves, relay)
 
 
-def _shelf_options(options: PluginOptions, share: float, shard: Shard, name: str, relay: EventRelay) -> ShelfOptions:
-    allowance = Allowance(options.deadline_ms / 1000, int(options.least_mb_per_s * 1e6))
-    writes = shard.writes or name in RANK_SHARDED
-    worth = WorthOptions(prefill_tokens_per_s=options.prefill_tokens_per_s, margin=options.claim_margin)
-    return ShelfOptions(
-        get_s=allowance,
-        worth=worth,
-        is_waiting_for_tokens=relay.follows and name == "kv",
-        writes=writes,
-        promotes=options.host_gb > 0,
-        behind_bytes=int(options.host_bytes(writes=writes) * share),
-    )
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the pages of one pool go; ``share``: of what the server may have."""
 
+    layout: PageLayout
+    name: str
+    share: float
+    options: PluginOptions
+    shard: Shard
+    facts: EngineFacts
 
-def _tiers(
-    layout: PageLayout,
-    options: PluginOptions,
-    share: float,
-    shard: Shard,
-    name: str,
-    facts: EngineFacts,
-    tell: OnChange | None,
-) -> list[PageTier]:
-    """Open host, disk and pool, with this share of what the server may have."""
-    tiers: list[PageTier] = []
-    allowance = Allowance(options.deadline_ms / 1000, int(options.least_mb_per_s * 1e6))
-    writes = shard.writes or name in RANK_SHARDED
-    if (host_bytes := int(options.host_bytes(writes=writes) * share)) >= layout.page_bytes:
-        tiers.append(HostTier(layout, capacity_bytes=host_bytes))
-    if options.disk_path is not None and not (shard.is_mla and shard.tp_size > 1):
-        disk = _disk(layout, options.disk_path, options.disk_bytes, share, facts, DiskOptions(read_s=allowance))
-        if disk is not None:
+    @property
+    def writes(self) -> bool:
+        return self.shard.writes or self.name in RANK_SHARDED
+
+    @property
+    def host_bytes(self) -> int:
+        return int(self.options.host_bytes(writes=self.writes) * self.share)
+
+    @property
+    def allowance(self) -> Allowance:
+        return Allowance(self.options.deadline_ms / 1000, int(self.options.least_mb_per_s * 1e6))
+
+    def limits(self, *, is_waiting_for_tokens: bool) -> ShelfOptions:
+        """Return the limits of the shelf."""
+        options = self.options
+        return ShelfOptions(
+            get_s=self.allowance,
+            worth=WorthOptions(prefill_tokens_per_s=options.prefill_tokens_per_s, margin=options.claim_margin),
+            is_waiting_for_tokens=is_waiting_for_tokens,
+            writes=self.writes,
+            promotes=options.host_gb > 0,
+            behind_bytes=self.host_bytes,
+        )
+
+    def tiers(self, tell: OnChange | None) -> list[PageTier]:
+        """Open host, disk and pool, those that there are."""
+        tiers: list[PageTier] = []
+        if self.host_bytes >= self.layout.page_bytes:
+            tiers.append(HostTier(self.layout, capacity_bytes=self.host_bytes))
+        if (disk := self._disk()) is not None:
             disk.on_change = tell
             tiers.append(disk)
-    elif options.disk_path is not None and shard.tp_rank == 0:
-        log.warning("keepwarm: one rank writes what all read, and a disk has one owner: ranks share by the pool alone")
-    if options.pool is not None and (pool_bytes := int(options.pool_bytes * share)) >= layout.page_bytes:
-        pool_options = PoolOptions(read_s=allowance)
-        tiers.append(PoolTier(layout, options.pool, capacity_bytes=pool_bytes, on_change=tell, options=pool_options))
-    return tiers
+        pool_bytes = int(self.options.pool_bytes * self.share)
+        if self.options.pool is not None and pool_bytes >= self.layout.page_bytes:
+            limits = PoolOptions(read_s=self.allowance)
+            pool = PoolTier(self.layout, self.options.pool, capacity_bytes=pool_bytes, on_change=tell, options=limits)
+            tiers.append(pool)
+        return tiers
 
-
-def _disk(
-    layout: PageLayout, folder: Path, folder_bytes: int, share: float, facts: EngineFacts, options: DiskOptions
-) -> DiskTier | None:
-    name = f"{layout.fingerprint.hex()}-{facts.dp_rank}"
-    try:
-        path, room = claim_disk(folder, name, int(folder_bytes * share), folder_bytes)
-        return DiskTier(layout, path, capacity_bytes=room, options=options)
-    except MediumError as error:
-        log.error("keepwarm: no disk tier: %s", error)
-        return None
+    def _disk(self) -> DiskTier | None:
+        folder, folder_bytes = self.options.disk_path, self.options.disk_bytes
+        if folder is None:
+            return None
+        if self.shard.is_mla and self.shard.tp_size > 1:
+            log.warning("keepwarm: no disk tier: one rank writes what all read, and a disk has one owner; use a pool")
+            return None
+        name = f"{self.layout.fingerprint.hex()}-{self.facts.dp_rank}"
+        try:
+            path, room = claim_disk(folder, name, int(folder_bytes * self.share), folder_bytes)
+            return DiskTier(self.layout, path, capacity_bytes=room, options=DiskOptions(read_s=self.allowance))
+        except MediumError as error:
+            log.error("keepwarm: no disk tier: %s", error)
+            return None
 
 
 def _teller(relay: EventRelay, layout: PageLayout) -> OnChange:
