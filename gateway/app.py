@@ -30,6 +30,7 @@ from gateway.answer_headers import AnswerHeaders
 from gateway.attempt import Attempter
 from gateway.console.mount import mounted_console
 from gateway.diagnosis.watch import Build, PromptWatch
+from gateway.discovery.keeper import Keeper
 from gateway.dispatch import Dispatcher
 from gateway.doors import opened_keys, opened_spending
 from gateway.failover import Failover
@@ -217,6 +218,7 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
             spending=spending,
             compared=compared,
         )
+        sources = assembly.sources(settings)
         readiness = _Readiness(flights, fleet, recorder, waits_for=len(processes) or 1)
         admin = Admin(
             keys=keys.ring,
@@ -269,6 +271,7 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
             tasks = [
                 group.create_task(fleet.run(), name="fleet"),
                 group.create_task(keys.keeper.run(), name="keys"),
+                group.create_task(Keeper(fleet, sources).run(), name="discovery"),
                 group.create_task(console.run(), name="console"),
             ]
             if among is None or among.is_first:

@@ -31,9 +31,12 @@ from gateway.access.store import AccessStore
 from gateway.attempt import AttemptOptions
 from gateway.breaker import BreakerOptions
 from gateway.diagnosis.watch import WatchOptions
+from gateway.discovery.base import DiscoveryError, Make, Source
+from gateway.discovery.files import FileSource
+from gateway.discovery.kubernetes import KubernetesOptions, KubernetesSource
 from gateway.errors import SettingsError
 from gateway.failover import FailoverOptions
-from gateway.fleet import HealthOptions, InstanceSpec, Timeouts
+from gateway.fleet import EngineRole, HealthOptions, InstanceSpec, Timeouts
 from gateway.identity import Caller, Key, KeyRing, digest_of
 from gateway.limits.redis_counts import RedisCounts
 from gateway.limits.rules import CountStore, Level, LimitRule, Outage, Resource
@@ -44,7 +47,14 @@ from gateway.network import is_own
 from gateway.otlp_receiver import ReceiverOptions
 from gateway.relay import RelayOptions
 from gateway.routing import Rates
-from gateway.settings import InstanceSettings, KeySettings, KvEventSettings, Settings
+from gateway.settings import (
+    EngineSettings,
+    InstanceSettings,
+    KeySettings,
+    KvEventSettings,
+    Settings,
+    read_instances,
+)
 from gateway.snapshots import SnapshotOptions
 from gateway.tls import TlsOptions
 from gateway.workers.place import WorkerPlace
@@ -231,10 +241,47 @@ def adapter_of(name: str) -> EngineAdapter:
 
 def instance_spec(settings: InstanceSettings) -> InstanceSpec:
     """Return one engine that runs already."""
+    return _spec(settings.id, settings.url, settings)
+
+
+def sources(settings: Settings) -> list[Source]:
+    """Return where instances come from beside the settings. Raises ``SettingsError`` without an extra it needs."""
+    discovery = settings.discovery
+    found: list[Source] = [
+        FileSource(path, _instances_in, period_s=discovery.period_s) for path in dict.fromkeys(discovery.files)
+    ]
+    for cluster in discovery.kubernetes:
+        options = KubernetesOptions(
+            cluster.service, cluster.namespace, cluster.prefix, cluster.port, cluster.api, cluster.token, cluster.ca
+        )
+        found.append(KubernetesSource(options, _maker(cluster)))
+    if discovery.dns:
+        try:
+            from gateway.discovery.names import NameOptions, NameSource  # the extra 'dns'
+        except ImportError as error:
+            raise SettingsError(f"discovery.dns needs the extra 'dns': {error}") from None
+        for named in discovery.dns:
+            asked = NameOptions(named.name, named.prefix, named.port, discovery.period_s, servers=named.servers)
+            found.append(NameSource(asked, _maker(named)))
+    return found
+
+
+def _instances_in(path: Path) -> dict[str, InstanceSpec]:
+    try:
+        return {instance.id: instance_spec(instance) for instance in read_instances(path)}
+    except SettingsError as error:
+        raise DiscoveryError(str(error)) from None
+
+
+def _maker(settings: EngineSettings) -> Make:
+    return lambda name, url: _spec(name, url, settings)
+
+
+def _spec(name: str, url: str, settings: EngineSettings) -> InstanceSpec:
     secret = settings.api_key.get_secret_value() if settings.api_key is not None else None
     return InstanceSpec(
-        id=settings.id,
-        url=settings.url,
+        id=name,
+        url=url,
         adapter=adapter_of(settings.adapter),
         headers={} if secret is None else _key_header(settings.api_key_header, secret),
         models=settings.models,
@@ -251,12 +298,14 @@ def instance_spec(settings: InstanceSettings) -> InstanceSpec:
         repeats=settings.repeats,
         event_sources=_event_sources(settings.kv_events),
         tiers=settings.tiers,
-        keeps_out=not settings.takes_over and _is_outside(settings),
+        keeps_out=not settings.takes_over and _is_outside(url, settings),
+        role=EngineRole(settings.role),
+        bootstrap_port=settings.bootstrap_port,
     )
 
 
-def _is_outside(settings: InstanceSettings) -> bool:
-    return not is_own(settings.url) if settings.network is None else settings.network == "outside"
+def _is_outside(url: str, settings: EngineSettings) -> bool:
+    return not is_own(url) if settings.network is None else settings.network == "outside"
 
 
 def _event_sources(settings: KvEventSettings | None) -> tuple[EventSource, ...]:

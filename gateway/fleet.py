@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from engine_adapter.base import Capabilities, EngineAdapter, EventSource, InstanceFacts
 from engine_adapter.errors import ConnectFailed, UpstreamError
@@ -45,6 +46,14 @@ class Timeouts:
     total_s: float | None = None
 
 
+class EngineRole(StrEnum):
+    """What an engine does of a request."""
+
+    BOTH = "both"
+    PREFILL = "prefill"  # it computes prompts for engines that decode
+    DECODE = "decode"  # it answers, from prompts that were computed elsewhere
+
+
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
     """One engine as it was configured. ``headers`` go with every request to it (its key, if it needs one).
@@ -66,6 +75,8 @@ class InstanceSpec:
     event_sources: tuple[EventSource, ...] = ()  # one for each rank, for engines that don't tell theirs
     tiers: tuple[str, ...] | None = None  # which its events speak of, for engines that don't tell
     timeouts: Timeouts = Timeouts()
+    role: EngineRole = EngineRole.BOTH
+    bootstrap_port: int = 8998  # where engines that decode find a prefilling one's pages (SGLang)
     repeats: bool | None = None  # whether what may have run there may run again elsewhere; ``None``: as for all
     keeps_out: bool = False  # outside the own network: gets nothing of a model that an instance inside may serve
 
@@ -169,13 +180,15 @@ class Fleet:
         self.warm_at_s = 0.0  # from then on every instance that is up takes its full share (monotonic)
         self._changed = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
+        self._watches: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         """Watch every instance until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            for instance in self.instances.values():
-                group.create_task(self._watch(instance), name=f"watch {instance.id}")
+            for instance in list(self.instances.values()):
+                self._begin(group, instance)
+            await asyncio.Event().wait()  # there may be none now, and some later
 
     def add(self, spec: InstanceSpec) -> Instance:
         """Take in one more instance while running. Raises ``ValueError`` for a name that is taken."""
@@ -184,8 +197,23 @@ class Fleet:
         if self._group is None:
             raise RuntimeError("the fleet is not running")
         instance = self.instances[spec.id] = Instance(spec, self._rates, self._options.breaker)
-        self._group.create_task(self._watch(instance), name=f"watch {instance.id}")
+        self._begin(self._group, instance)
         return instance
+
+    async def remove(self, name: str) -> None:
+        """Take an instance out, with all its ranks: nothing new goes there, what runs there goes on to its end."""
+        for each in [other for other in self.instances if other == name or other.startswith(f"{name}{RANK_MARK}")]:
+            instance = self.instances.pop(each)
+            instance.is_draining = True
+            watch = self._watches.pop(each, None)
+            if watch is not None:
+                watch.cancel()
+                await asyncio.wait({watch})
+            _log.info("instance %s (%s) is out", each, instance.spec.url)
+        self._changed.set()
+
+    def _begin(self, group: asyncio.TaskGroup, instance: Instance) -> None:
+        self._watches[instance.id] = group.create_task(self._watch(instance), name=f"watch {instance.id}")
 
     def feeds(self) -> list[Feed]:
         """Return what is followed now."""

@@ -215,12 +215,13 @@ class KvEventSettings(_Strict):
     ranks: Annotated[int, Field(ge=1, le=64)] = 1  # data-parallel ones; rank n publishes n ports above rank 0
 
 
-class InstanceSettings(_Strict):
-    """One engine that runs already."""
+class EngineSettings(_Strict):
+    """What holds of an engine wherever it is reached."""
 
-    id: Name
-    url: Annotated[str, Field(pattern=r"^https?://[^\s/]+(/[^\s]*)?$")]
     adapter: Adapter = "sglang"
+    # Engines that separate the two: one computes prompts, another one answers from what it was handed.
+    role: Literal["both", "prefill", "decode"] = "both"
+    bootstrap_port: Annotated[int, Field(ge=1, le=65_535)] = 8998  # of an SGLang engine with role "prefill"
     api_key: SecretStr | None = None
     api_key_header: Literal["authorization", "x-api-key"] = "authorization"  # where it wants its key
     models: tuple[str, ...] = ()  # empty: ask it
@@ -239,10 +240,58 @@ class InstanceSettings(_Strict):
     network: Literal["own", "outside"] | None = None  # None: by its address, see ``gateway.network``
     takes_over: bool = False  # outside: may get requests for models that instances inside serve
 
+
+class InstanceSettings(EngineSettings):
+    """One engine that runs already."""
+
+    id: Name
+    url: Annotated[str, Field(pattern=r"^https?://[^\s/]+(/[^\s]*)?$")]
+
     @field_validator("url")
     @classmethod
     def _no_trailing_slash(cls, url: str) -> str:
         return url.rstrip("/").removesuffix("/v1")
+
+
+class InstancesFile(_Strict):
+    """A file that names instances, as the settings do."""
+
+    instances: tuple[InstanceSettings, ...] = ()
+
+
+class NameDiscovery(EngineSettings):
+    """Instances at all addresses of a DNS name or, without ``port``, at all targets of a service (SRV)."""
+
+    name: str
+    prefix: Name  # of the instances' names
+    port: Annotated[int, Field(ge=1, le=65_535)] | None = None
+    servers: tuple[str, ...] = ()  # address or address:port; empty: the system's
+
+
+class KubernetesDiscovery(EngineSettings):
+    """Instances at the ready endpoints of a Kubernetes service."""
+
+    service: str
+    namespace: str
+    prefix: Name
+    port: str | int | None = None  # name or number; None: the only one
+    api: Annotated[str, Field(pattern=r"^https?://[^\s]+$")] = "https://kubernetes.default.svc"
+    token: Path | None = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+    ca: Path | None = Path("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")
+
+
+class DiscoverySettings(_Strict):
+    """Instances that come and go while the gateway runs. See ``docs/failover.md``."""
+
+    period_s: Seconds = 5.0  # how often files are looked at and DNS is asked
+    files: tuple[Path, ...] = ()
+    dns: tuple[NameDiscovery, ...] = ()
+    kubernetes: tuple[KubernetesDiscovery, ...] = ()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is any."""
+        return bool(self.files or self.dns or self.kubernetes)
 
 
 class EmbeddedSettings(_Strict):
@@ -366,6 +415,7 @@ class Settings(BaseSettings):
     counts: CountSettings = CountSettings()
     models: tuple[ModelSettings, ...] = ()
     instances: tuple[InstanceSettings, ...] = ()
+    discovery: DiscoverySettings = DiscoverySettings()
     embedded: EmbeddedSettings = EmbeddedSettings()
     billing: BillingSettings = BillingSettings()
     ledger: LedgerSettings = LedgerSettings()
@@ -375,7 +425,8 @@ class Settings(BaseSettings):
     @property
     def runs_embedded(self) -> bool:
         """Whether keepwarm starts engines of its own."""
-        return not self.instances if self.embedded.enabled is None else self.embedded.enabled
+        has_others = bool(self.instances) or self.discovery.is_on
+        return not has_others if self.embedded.enabled is None else self.embedded.enabled
 
     @property
     def ledger_path(self) -> Path:
@@ -416,7 +467,7 @@ class Settings(BaseSettings):
     def _consistent(self) -> Self:
         if self.server.workers > 1 and self.runs_embedded:
             raise ValueError("server.workers: several share engines that run elsewhere: name [[instances]]")
-        if not self.runs_embedded and not self.instances:
+        if not (self.runs_embedded or self.instances or self.discovery.is_on):
             raise ValueError("there is no engine: name [[instances]] or enable [embedded]")
         if self.ledger.url is not None and self.billing.ledger is not None:
             raise ValueError("ledger.url and billing.ledger name two ledgers: leave one out")
@@ -470,6 +521,19 @@ def _read(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: {error}") from None
+
+
+def read_instances(path: Path) -> tuple[InstanceSettings, ...]:
+    """Return the instances that a file names. Raises ``SettingsError``."""
+    file = _read(path)
+    try:
+        found = InstancesFile.model_validate(file).instances
+    except ValidationError as error:
+        raise SettingsError(_explain(error, file, {}, path)) from None
+    names = [instance.id for instance in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SettingsError(f"{path}: instances: {', '.join(twice)} is named twice")
+    return found
 
 
 def _check_variables(environment: Mapping[str, str]) -> None:
@@ -566,6 +630,9 @@ def _with_paths(settings: Settings, folder: Path) -> Settings:
             "tracing": settings.tracing.model_copy(update={"store": resolved(settings.tracing.store)}),
             "access": settings.access.model_copy(update={"store": resolved(settings.access.store)}),
             "server": _with_tls_paths(settings.server, resolved),
+            "discovery": settings.discovery.model_copy(
+                update={"files": tuple(resolved(file) for file in settings.discovery.files)}
+            ),
         }
     )
 

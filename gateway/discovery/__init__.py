@@ -1,0 +1,1 @@
+"""Where instances come from beside the settings: files, DNS, Kubernetes. See the README."""
