@@ -51,6 +51,11 @@ class Recorder:
         self._has_failed = False
 
     @property
+    def exports_spans(self) -> bool:
+        """Whether spans go to a backend."""
+        return self._spans is not None
+
+    @property
     def ledger_failed(self) -> bool:
         """Whether the ledger refused a row, and has not written down all that it had taken since."""
         if self._has_failed and not self._ledger.status().pending:

@@ -12,7 +12,6 @@ from enum import StrEnum
 from typing import Final
 
 from tracing.record import Charge, RequestRecord, Usage
-from tracing.runs import LinkMethod
 
 AttributeValue = str | bool | int | float | tuple[str, ...]
 Attributes = dict[str, AttributeValue]
@@ -70,14 +69,13 @@ def inference_attributes(record: RequestRecord, conventions: SemanticConventions
 def request_attributes(record: RequestRecord) -> dict[str, AttributeValue | None]:
     """GenAI attributes of any attempt, whether it answered or not."""
     link = record.link
-    explicit = link is not None and link.method == LinkMethod.HEADER
     return {
         "gen_ai.operation.name": operation_of(record),
         "gen_ai.provider.name": "keepwarm",
         "gen_ai.request.model": record.model or None,
         "gen_ai.request.stream": record.stream,
         "gen_ai.agent.name": record.labels.get("agent"),
-        "gen_ai.conversation.id": link.run_id if link is not None and explicit else None,
+        "gen_ai.conversation.id": link.conversation_id if link is not None else None,
     }
 
 
@@ -116,6 +114,9 @@ def gateway_attributes(record: RequestRecord) -> dict[str, AttributeValue | None
             "keepwarm.run.step": link.step,
             "keepwarm.run.link.method": link.method,
             "keepwarm.run.link.confidence": link.confidence,
+            "keepwarm.run.parent.id": link.parent_run_id,
+            "keepwarm.run.parent.request.id": link.parent_request_id,
+            "keepwarm.run.parent.tool_call.id": link.parent_call_id,
         }
     values |= {f"keepwarm.label.{name}": text for name, text in record.labels.items()}
     return values | _usage_attributes(record.usage) | _cost_attributes(record.charge)

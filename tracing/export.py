@@ -1,17 +1,20 @@
 """Spans to an OpenTelemetry backend, through the SDK's own batch processor and exporters.
 
 Spans are made when their request has ended, with the ids and times that :mod:`tracing.spans` gives, so no tracer and no
-context is kept while requests run. Sending happens in the SDK's thread; the queue is bounded and drops. Flush and close
-take as long as the caller allows and no longer, whatever the backend does.
+context is kept while requests run. A record is handed to a thread that makes its spans and counts its metrics; sending
+happens in the SDK's threads. Queues are bounded and drop. Flush and close take as long as the caller allows and no
+longer, whatever the backend does.
 """
 
 from __future__ import annotations
 
+import logging
+import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
@@ -23,8 +26,13 @@ from opentelemetry.trace import SpanKind as OtelSpanKind
 from tracing.attributes import SemanticConventions
 from tracing.errors import ExportUnavailable
 from tracing.record import RequestRecord
+from tracing.semantic_metrics import SemanticMetrics
 from tracing.spans import SpanKind, SpanValue, request_spans, tool_spans
 
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import MetricExporter, MetricReader
+
+_log = logging.getLogger(__name__)
 _KINDS: Final = {
     SpanKind.SERVER: OtelSpanKind.SERVER,
     SpanKind.CLIENT: OtelSpanKind.CLIENT,
@@ -39,11 +47,50 @@ class SpanExportOptions:
     conventions: SemanticConventions = SemanticConventions.V0_1
     service_name: str = "keepwarm"
     service_version: str = ""
+    queue_records: int = 4096
     queue_spans: int = 8192
     batch_spans: int = 512
     delay_s: float = 1.0
     remembered_records: int = 4096  # a step's tools are known when the next step comes
     resource: Mapping[str, str] = field(default_factory=dict)
+
+
+def signal_url(endpoint: str, signal: Literal["traces", "metrics"]) -> str:
+    """The URL of one signal of an OTLP/HTTP endpoint, which may be given as a base or as the URL of its traces."""
+    base = endpoint.rstrip("/").removesuffix("/v1/traces")
+    return f"{base}/v1/{signal}"
+
+
+def otlp_metric_reader(
+    endpoint: str,
+    *,
+    protocol: Literal["http", "grpc"] = "http",
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = 5.0,
+    every_s: float = 30.0,
+) -> MetricReader:
+    """What reads metrics now and then and sends them by OTLP. Raises as :func:`otlp_exporter`."""
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+    try:
+        if protocol == "http":
+            from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpExporter
+
+            url = signal_url(endpoint, "metrics")
+            exporter: MetricExporter = HttpExporter(endpoint=url, headers=dict(headers or {}), timeout=timeout_s)
+        else:
+            from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcExporter
+
+            exporter = GrpcExporter(
+                endpoint=endpoint, headers=dict(headers or {}), timeout=timeout_s, insecure=_is_plain(endpoint)
+            )
+    except ImportError as error:
+        raise ExportUnavailable("OTLP export needs the extra: pip install 'keepwarm[otlp]'") from error
+    return PeriodicExportingMetricReader(exporter, every_s * 1000, timeout_s * 1000)
+
+
+def _is_plain(endpoint: str) -> bool:
+    return not endpoint.startswith("https://")
 
 
 def otlp_exporter(
@@ -53,7 +100,7 @@ def otlp_exporter(
     headers: Mapping[str, str] | None = None,
     timeout_s: float = 5.0,
 ) -> SpanExporter:
-    """An OTLP exporter for ``endpoint`` (HTTP: the full URL, ending in ``/v1/traces``).
+    """An OTLP exporter for ``endpoint`` (HTTP: a base URL, or the full one that ends in ``/v1/traces``).
 
     Raises :class:`ExportUnavailable` when the extra ``keepwarm[otlp]`` is not installed.
     """
@@ -61,10 +108,13 @@ def otlp_exporter(
         if protocol == "http":
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
-            return HttpExporter(endpoint=endpoint, headers=dict(headers or {}), timeout=timeout_s)
+            url = signal_url(endpoint, "traces")
+            return HttpExporter(endpoint=url, headers=dict(headers or {}), timeout=timeout_s)
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
-        return GrpcExporter(endpoint=endpoint, headers=dict(headers or {}), timeout=timeout_s)
+        return GrpcExporter(
+            endpoint=endpoint, headers=dict(headers or {}), timeout=timeout_s, insecure=_is_plain(endpoint)
+        )
     except ImportError as error:
         raise ExportUnavailable("OTLP export needs the extra: pip install 'keepwarm[otlp]'") from error
 
@@ -72,7 +122,13 @@ def otlp_exporter(
 class SpanExport:
     """Turns each record into spans and hands them to an exporter. ``export`` never blocks."""
 
-    def __init__(self, exporter: SpanExporter, options: SpanExportOptions | None = None) -> None:
+    def __init__(
+        self,
+        exporter: SpanExporter,
+        options: SpanExportOptions | None = None,
+        metrics: Callable[[Resource], SemanticMetrics] | None = None,
+    ) -> None:
+        """``metrics``: makes what counts the same records by the conventions."""
         self._options = options or SpanExportOptions()
         self._processor = BatchSpanProcessor(
             exporter,
@@ -86,10 +142,31 @@ class SpanExport:
             "service.version": self._options.service_version,
         })  # fmt: skip
         self._scope = InstrumentationScope("keepwarm", self._options.service_version)
+        self._metrics = None if metrics is None else metrics(self._resource)
         self._remembered: OrderedDict[str, RequestRecord] = OrderedDict()
+        self.dropped = 0  # records that found the queue full
+        self._queue: queue.Queue[RequestRecord | threading.Event | None] = queue.Queue(self._options.queue_records)
+        self._thread = threading.Thread(target=self._run, name="keepwarm-spans", daemon=True)
+        self._thread.start()
 
     def export(self, record: RequestRecord) -> None:
-        """Queue the spans of a finished request, and of the tools that ran since the step before it."""
+        """Queue a finished request for its spans and those of the tools that ran since the step before it."""
+        try:
+            self._queue.put_nowait(record)
+        except queue.Full:
+            self.dropped += 1
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            try:
+                self._export(item)
+            except Exception:  # the thread's boundary: one odd record must not end the export
+                _log.exception("no spans of %s", item.request_id)
+
+    def _export(self, record: RequestRecord) -> None:
         values = list(request_spans(record, self._options.conventions))
         previous = self._remembered.get(record.link.previous_request_id or "") if record.link else None
         if previous is not None:
@@ -100,14 +177,33 @@ class SpanExport:
                 self._remembered.popitem(last=False)
         for value in values:
             self._processor.on_end(otel_span(value, self._resource, self._scope))
+        if self._metrics is not None:
+            self._metrics.observe(record, previous)
 
     def flush(self, timeout_s: float) -> bool:
         """Send what is queued; whether that was done in time."""
-        return _within(self._processor.force_flush, timeout_s)
+
+        def flush() -> None:
+            made = threading.Event()
+            self._queue.put(made)
+            made.wait()
+            self._processor.force_flush()
+            if self._metrics is not None:
+                self._metrics.flush(timeout_s)
+
+        return _within(flush, timeout_s)
 
     def close(self, timeout_s: float) -> bool:
         """Send what is queued and stop; whether that was done in time."""
-        return _within(self._processor.shutdown, timeout_s)
+
+        def close() -> None:
+            self._queue.put(None)
+            self._thread.join()
+            self._processor.shutdown()
+            if self._metrics is not None:
+                self._metrics.close(timeout_s)
+
+        return _within(close, timeout_s)
 
 
 def otel_span(value: SpanValue, resource: Resource, scope: InstrumentationScope) -> ReadableSpan:

@@ -1,4 +1,5 @@
-"""A record as spans: the request as the gateway served it (SERVER), each try at an instance (CLIENT), inferred tools.
+"""A record as spans: the request as the gateway served it (SERVER), each try at an instance (CLIENT), what the engine
+did in the one that answered (INTERNAL, as far as its stream shows), and inferred tools.
 
 Pure: ids are digests of what they stand for, so the same record gives the same spans in every process and a span that
 is sent twice is one span. Requests of one run share a trace (one waterfall in any backend) unless the client brought
@@ -94,7 +95,7 @@ def context_of(record: RequestRecord) -> TraceContext:
 def request_spans(
     record: RequestRecord, conventions: SemanticConventions = SemanticConventions.V0_1
 ) -> tuple[SpanValue, ...]:
-    """The SERVER span of the request and the CLIENT spans of its attempts, parent first."""
+    """The SERVER span of the request, the CLIENT spans of its attempts and the engine's, parents first."""
     context = context_of(record)
     server_id = server_span_id(record.request_id)
     route = _ROUTES.get(record.endpoint, record.endpoint)
@@ -125,6 +126,7 @@ def request_spans(
             _attempt_span(record, attempt, number, context, conventions)
             for number, attempt in enumerate(attempts, len(record.attempts) - len(attempts) + 1)
         ),
+        *_engine_span(record, context),
     )
 
 
@@ -151,8 +153,22 @@ def tool_spans(before: RequestRecord, after: RequestRecord) -> tuple[SpanValue, 
     )
 
 
+def upstream_traceparent(request_id: str, attempt: int, tenant: str, run_id: str | None, client: str | None) -> str:
+    """The ``traceparent`` that an engine is sent, so that its own spans hang under our attempt (from 1)."""
+    match = _TRACEPARENT.match(client or "")
+    if match:
+        return f"00-{match[1]}-{attempt_span_id(request_id, attempt):016x}-{match[3]}"
+    trace = _digest(16, "run", tenant, run_id) if run_id is not None else _digest(16, "request", request_id)
+    return f"00-{trace:032x}-{attempt_span_id(request_id, attempt):016x}-01"
+
+
+def attempt_span_id(request_id: str, attempt: int) -> int:
+    """The id of the span of a request's attempt, counted from 1."""
+    return _digest(8, "attempt", request_id, str(attempt))
+
+
 def server_span_id(request_id: str) -> int:
-    """The id of a request's SERVER span; what the gateway sends upstream as its own parent id."""
+    """The id of a request's SERVER span."""
     return _digest(8, "server", request_id)
 
 
@@ -171,7 +187,7 @@ def _attempt_span(
         name=clean_text(f"{operation_of(record)} {record.model}".strip()),
         kind=SpanKind.CLIENT,
         trace_id=context.trace_id,
-        span_id=_digest(8, "attempt", record.request_id, str(number)),
+        span_id=attempt_span_id(record.request_id, number),
         parent_span_id=server_span_id(record.request_id),
         remote_parent=False,
         sampled=context.sampled,
@@ -183,9 +199,40 @@ def _attempt_span(
             "error.type": failure,
             "keepwarm.instance": attempt.instance,
             "keepwarm.attempt": number,
+            "keepwarm.attempt.role": attempt.role.value,
         }),
         events=events,
         error=clean_text(failure) if failure else None,
+    )  # fmt: skip
+
+
+def _engine_span(record: RequestRecord, context: TraceContext) -> tuple[SpanValue, ...]:
+    """What the engine did, from sending to its last token: only where a stream showed it."""
+    stamps, usage = record.stamps, record.usage
+    if not record.attempts or stamps.sent_ns is None or stamps.first_token_ns is None:
+        return ()
+    number, last = len(record.attempts), stamps.last_token_ns or stamps.first_token_ns
+    return (
+        SpanValue(
+            name=clean_text(f"engine {record.served_model}".strip()),
+            kind=SpanKind.INTERNAL,
+            trace_id=context.trace_id,
+            span_id=_digest(8, "engine", record.request_id),
+            parent_span_id=attempt_span_id(record.request_id, number),
+            remote_parent=False,
+            sampled=context.sampled,
+            started_ns=stamps.sent_ns,
+            ended_ns=max(last, stamps.sent_ns),
+            attributes=clean({
+                "keepwarm.instance": record.instance,
+                "keepwarm.inferred": True,
+                "keepwarm.engine.computed_tokens": usage.prompt_tokens - usage.hit_tokens,
+                "keepwarm.engine.hit_tokens": usage.hit_tokens,
+                "keepwarm.engine.to_first_token_ns": stamps.first_token_ns - stamps.sent_ns,
+                "keepwarm.engine.decode_ns": last - stamps.first_token_ns,
+            }),
+            events=(SpanEvent("keepwarm.first_token", stamps.first_token_ns, {}),),
+        ),
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from tracing.errors import AmbiguousRunError, TraceStoreError
 from tracing.received import ReceivedSpan, decode_span, encode_span
 from tracing.record import RequestRecord
 from tracing.store_lists import Money, RunFilter, RunKey, RunSummary, StoreTotals, condition_of, summary, totals
-from tracing.store_outline import RunOutline
+from tracing.store_outline import RunCall, RunOutline
 from tracing.store_schema import (
     COLUMNS,
     INSERT_DETAIL,
@@ -269,6 +269,17 @@ class TraceStore:
                 (tenant, run_id, steps, start),
             ).fetchall()
         return [decode_record(row[0]) for row in rows]
+
+    def called_runs(self, tenant: str, since_ns: int, until_ns: int, limit: int = 200) -> list[RunCall]:
+        """The runs that began in a time because another run called for them, oldest first."""
+        with self._reading() as reader:
+            return store_outline.called_runs(reader, tenant, since_ns, until_ns, limit)
+
+    def summary(self, run_id: str, tenant: str) -> RunSummary | None:
+        """One run's sums, ``None`` where there is none of that name."""
+        with self._reading() as reader:
+            known = reader.execute("SELECT 1 FROM runs WHERE tenant = ? AND run_id = ?", (tenant, run_id)).fetchone()
+            return summary(reader, tenant, run_id) if known else None
 
     def runs(self, limit: int = 100, where: RunFilter | None = None) -> list[RunSummary]:
         """The most recent runs, newest first. Cost: the records of the runs that are returned."""

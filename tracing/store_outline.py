@@ -33,6 +33,28 @@ class RunOutline:
     steps: Sequence[StepOutline]
 
 
+@dataclass(frozen=True, slots=True)
+class RunCall:
+    """A run that another one called for: a sub-agent's."""
+
+    run_id: str
+    parent_run_id: str
+    parent_request_id: str | None
+    parent_call_id: str | None
+
+
+def called_runs(reader: sqlite3.Connection, tenant: str, since_ns: int, until_ns: int, limit: int) -> list[RunCall]:
+    """The runs that began in a time and were called for by others, oldest first. Cost: the first steps of that time."""
+    rows = reader.execute(
+        "SELECT run_id, link ->> '$.parent_run_id', link ->> '$.parent_request_id', link ->> '$.parent_call_id' FROM"
+        " (SELECT run_id, arrived_ns, json_extract(CAST(body AS TEXT), '$.link') AS link FROM records"
+        " WHERE arrived_ns >= ? AND arrived_ns <= ? AND tenant = ? AND step = 1 AND run_id IS NOT NULL)"
+        " WHERE link ->> '$.parent_run_id' IS NOT NULL ORDER BY arrived_ns LIMIT ?",
+        (since_ns, until_ns, tenant, limit),
+    )
+    return [RunCall(*row) for row in rows]
+
+
 def outline(reader: sqlite3.Connection, tenant: str, run_id: str) -> RunOutline | None:
     """The outline of a run, ``None`` where it has no record. Cost: one pass, about 8 µs a step."""
     rows = reader.execute(

@@ -114,7 +114,13 @@ async def gateway_of(
         instances = [{"id": "e0", "url": engine.url, "adapter": "openai", "models": ["m"]}]
         models = [{"name": "m", "tokenizer": str(ensure_default_model())}]
         async with gateway_for(
-            [engine], home, instances=instances, models=models, billing={"prices": str(prices)}, **settings
+            [engine],
+            home,
+            ready_limit_s=90,
+            instances=instances,
+            models=models,
+            billing={"prices": str(prices)},
+            **settings,
         ) as client:
             yield client, engine
 

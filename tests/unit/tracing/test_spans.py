@@ -13,7 +13,16 @@ from tracing.attributes import MAX_TEXT_CHARS, SemanticConventions
 from tracing.gaps import GapKind, gaps
 from tracing.record import Attempt, Candidate, Charge, Outcome, RequestRecord, ToolCall, Usage
 from tracing.runs import LinkMethod
-from tracing.spans import MAX_CANDIDATES, SpanKind, SpanValue, request_spans, server_span_id, tool_spans
+from tracing.spans import (
+    MAX_CANDIDATES,
+    SpanKind,
+    SpanValue,
+    attempt_span_id,
+    request_spans,
+    server_span_id,
+    tool_spans,
+    upstream_traceparent,
+)
 
 # Our own schema, written from the conventions' text: name -> (type, generations that have it)
 BOTH = frozenset(SemanticConventions)
@@ -70,7 +79,7 @@ def test_every_span_obeys_the_schema_of_its_generation(conventions: SemanticConv
     for before, after in pairwise(records):
         for span in tool_spans(before, after):
             verify(span, conventions)
-    write = request_spans(records[1], conventions)[-1].attributes
+    write = request_spans(records[1], conventions)[1].attributes
     names = {SemanticConventions.V0_1: "cache_write", SemanticConventions.V1_41: "cache_creation"}
     assert write[f"gen_ai.usage.{names[conventions]}.input_tokens"] == 96
 
@@ -83,18 +92,20 @@ def test_the_old_names_are_those_of_the_published_package() -> None:
 def test_input_tokens_include_cached_ones_and_stand_on_one_span_only() -> None:
     record = agent_run()[5]  # with a failed attempt before the one that answered
     spans = request_spans(record)
-    assert [span.kind for span in spans] == [SpanKind.SERVER, SpanKind.CLIENT, SpanKind.CLIENT]
+    assert [span.kind for span in spans] == [SpanKind.SERVER, SpanKind.CLIENT, SpanKind.CLIENT, SpanKind.INTERNAL]
     assert [span.attributes.get("gen_ai.usage.input_tokens") for span in spans] == [
-        None, None, record.usage.prompt_tokens,
+        None, None, record.usage.prompt_tokens, None,
     ]  # fmt: skip
     assert spans[2].attributes["gen_ai.usage.cache_read.input_tokens"] == record.usage.hit_tokens
     assert spans[2].attributes["llm.token_count.prompt_details.cache_read"] == record.usage.hit_tokens
     assert spans[1].error == "connect_refused"
 
 
-def test_the_tree_is_client_gateway_attempt() -> None:
-    server, attempt = request_spans(plain_record(traceparent=f"00-{TRACE}-{PARENT}-01"))
-    assert (server.trace_id, attempt.trace_id) == (int(TRACE, 16), int(TRACE, 16))
+def test_the_tree_is_client_gateway_attempt_engine() -> None:
+    server, attempt, engine = request_spans(plain_record(traceparent=f"00-{TRACE}-{PARENT}-01"))
+    assert {server.trace_id, attempt.trace_id, engine.trace_id} == {int(TRACE, 16)}
+    assert engine.parent_span_id == attempt.span_id == attempt_span_id("req-1", 1)
+    assert attempt.started_ns <= engine.started_ns <= engine.ended_ns <= attempt.ended_ns
     assert server.parent_span_id == int(PARENT, 16)
     assert server.remote_parent
     assert attempt.parent_span_id == server.span_id == server_span_id("req-1")
@@ -131,11 +142,12 @@ def test_span_ids_are_content_defined_and_distinct() -> None:
 
 
 @pytest.mark.parametrize("method", list(LinkMethod))
-def test_only_a_run_id_that_the_client_gave_is_a_conversation_id(method: LinkMethod) -> None:
+@pytest.mark.parametrize("named", [None, "chat-7"])
+def test_only_what_the_client_calls_the_conversation_is_its_id(method: LinkMethod, named: str | None) -> None:
     record = agent_run()[1]
-    record = replace(record, link=structs.replace(record.link, method=method.value))
-    server, attempt = request_spans(record)
-    expected = record.link.run_id if method is LinkMethod.HEADER else None
+    record = replace(record, link=structs.replace(record.link, method=method.value, conversation_id=named))
+    server, attempt, _ = request_spans(record)
+    expected = named
     assert attempt.attributes.get("gen_ai.conversation.id") == expected
     assert server.attributes["keepwarm.run.id"] == record.link.run_id
     assert server.attributes["keepwarm.run.link.method"] == method.value
@@ -207,8 +219,8 @@ def test_the_last_attempt_has_the_answer_even_when_attempts_were_left_out() -> N
     record = agent_run()[1]
     failed = tuple(Attempt(f"engine-{n}", 0, 1, None, "refused") for n in range(40))
     spans = request_spans(replace(record, attempts=failed + record.attempts))
-    assert spans[-1].attributes["gen_ai.usage.input_tokens"] == record.usage.prompt_tokens
-    assert spans[-1].attributes["keepwarm.attempt"] == 41
+    assert spans[-2].attributes["gen_ai.usage.input_tokens"] == record.usage.prompt_tokens
+    assert spans[-2].attributes["keepwarm.attempt"] == 41
 
 
 def test_parallel_tool_calls_share_one_gap_that_is_labelled_an_upper_bound() -> None:
@@ -245,3 +257,12 @@ def test_a_call_whose_result_did_not_come_back_has_no_span() -> None:
     before, after = agent_run(RunShape(steps=2))
     extra: RequestRecord = replace(before, tool_calls=(*before.tool_calls, ToolCall("call_lost", "lost")))
     assert [span.name for span in tool_spans(extra, after)] == [f"execute_tool {before.tool_calls[0].name}"]
+
+
+def test_engines_are_told_of_our_attempt_as_their_parent() -> None:
+    record = plain_record()
+    own = upstream_traceparent("req-1", 1, "default", None, None)
+    theirs = upstream_traceparent("req-1", 2, "default", "run", f"00-{TRACE}-{PARENT}-00")
+    server, attempt, _ = request_spans(record)
+    assert own == f"00-{server.trace_id:032x}-{attempt.span_id:016x}-01"
+    assert theirs == f"00-{TRACE}-{attempt_span_id('req-1', 2):016x}-00"
