@@ -61,11 +61,15 @@ class SharedRunLinker(RunLinker):
         self._mesh.tell("run unanswered", link, request_id, key_id)
 
     def _linked_there(self, _: int, evidence: RunEvidence, link: RunLink) -> None:
-        """Put the request where that worker put it."""
+        """Put the request where that worker put it. What different workers told may come in another order."""
+        key = self._memory.of(evidence.key_id, evidence.at_ns)
+        known = key.runs.get(link.run_id)
+        steps, last = (0, None) if known is None else (known.steps, known.last)
         super().link(msgspec.structs.replace(evidence, explicit_run_id=link.run_id))
-        run = self._memory.of(evidence.key_id, evidence.at_ns).runs.get(link.run_id)
+        run = key.runs.get(link.run_id)
         if run is not None:
-            run.steps = max(run.steps, link.step)
+            run.steps = max(steps, link.step)
+            run.last = last if link.step < steps else run.last
             run.parent_id, run.parent_request_id = link.parent_run_id, link.parent_request_id
             run.parent_call_id = link.parent_call_id
 
