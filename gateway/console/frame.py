@@ -28,6 +28,7 @@ PLACES: Final = (
     Place("overview", "/console", "Overview", Right.SEE_RUNS),
     Place("runs", "/console/runs", "Runs", Right.SEE_RUNS),
     Place("cost", "/console/cost", "Cost", Right.SEE_COSTS),
+    Place("breaks", "/console/breaks", "Breaks", Right.SEE_RUNS),
     Place("prefixes", "/console/prefixes", "Prefixes", Right.SEE_RUNS),
     Place("whatif", "/console/what-if", "What-if", Right.SEE_RUNS),
     Place("instances", "/console/instances", "Instances", Right.ADMINISTER),

@@ -108,6 +108,7 @@ def run_values(part: RunPart) -> dict[str, object]:
         "export_href": f"{address}/records.jsonl" + (f"?{query}" if query else ""),
         "page_href": lambda number: f"{address}?page={number}{tenant}",
         "diff_href": lambda one, other: f"{address}/diff?a={one}&b={other}{tenant}",
+        "breaks_href": query_href("/console/breaks", run=summary.run_id, tenant=summary.tenant),
         "whatif_href": query_href("/console/what-if", run=summary.run_id, tenant=summary.tenant),
         "live_href": query_href(
             "/console/live", view="run", run=summary.run_id, tenant=summary.tenant, after=part.outline.steps[-1].step

@@ -11,6 +11,7 @@ from aiohttp import web
 from gateway.console.admin_routes import AdminRoutes
 from gateway.console.answers import HEADERS, missing
 from gateway.console.assets import assets
+from gateway.console.break_routes import BreakRoutes
 from gateway.console.cost_routes import CostRoutes
 from gateway.console.fleet_routes import FleetRoutes
 from gateway.console.live_routes import LiveRoutes
@@ -27,8 +28,14 @@ class Console:
         runs = RunRoutes(sources)
         self._live = LiveRoutes(sources, runs)
         self._parts = (
-            self._live, runs, CostRoutes(sources), FleetRoutes(sources), WhatIfRoutes(sources), AdminRoutes(sources)
-        )  # fmt: skip
+            self._live,
+            runs,
+            CostRoutes(sources),
+            BreakRoutes(sources),
+            FleetRoutes(sources),
+            WhatIfRoutes(sources),
+            AdminRoutes(sources),
+        )
         self.live = self._live.live
 
     def routes(self) -> list[web.RouteDef]:

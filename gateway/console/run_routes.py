@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 from aiohttp import web
@@ -21,18 +22,20 @@ from gateway.console.answers import (
 )
 from gateway.console.frame import render
 from gateway.console.pages import RunsQuery, diff_page, request_page, run_page, runs_page
-from gateway.console.run_views import STEPS_PER_PAGE, RunPart, pages_of
+from gateway.console.run_views import STEPS_PER_PAGE, CalledRun, RunPart, called_tree, pages_of
 from gateway.console.sources import Sources
 from gateway.console.step_views import OUTCOMES
 from gateway.console.views import summary_row
 from gateway.console.visitor import Visitor
 from tracing.errors import AmbiguousRunError
 from tracing.record import RequestRecord
-from tracing.store import RunFilter, RunKey
+from tracing.store import RunFilter, RunKey, RunSummary
+from tracing.store_outline import RunCall
 from tracing.store_schema import encode_record
 
 RUNS_PER_PAGE: Final = 50
 EXPORTED_RUNS: Final = 5_000
+MAX_CALLED: Final = 50
 _HOUR_NS: Final = 3600 * 10**9
 WINDOWS_NS: Final = {"1h": _HOUR_NS, "24h": 24 * _HOUR_NS, "7d": 7 * 24 * _HOUR_NS}
 _OUTCOME_NAMES: Final = frozenset(outcome.value for outcome in OUTCOMES)
@@ -103,9 +106,24 @@ class RunRoutes:
             number = place // STEPS_PER_PAGE + 1
         number = min(max(number, 1), pages_of(len(outline.steps)))
         start = (number - 1) * STEPS_PER_PAGE
-        shown = self._store.part(run_id, outline.summary.tenant, start, STEPS_PER_PAGE)
-        details = self._store.details(record.request_id for record in shown)
-        return RunPart(outline, shown, number, details)
+        summary = outline.summary
+        shown = self._store.part(run_id, summary.tenant, start, STEPS_PER_PAGE)
+        told = {span.tool_call_id: span for span in self._store.spans_of(shown) if span.tool_call_id is not None}
+        calls = self._store.called_runs(summary.tenant, summary.first_ns, summary.last_ns)
+        first = shown if start == 0 else self._store.part(run_id, summary.tenant, 0, 1)
+        return RunPart(
+            outline,
+            shown,
+            number,
+            self._store.details(record.request_id for record in shown),
+            told,
+            self._called(summary, called_tree(run_id, calls)[:MAX_CALLED]),
+            _caller(first),
+        )
+
+    def _called(self, summary: RunSummary, tree: Sequence[tuple[RunCall, int]]) -> list[CalledRun]:
+        found = [(self._store.summary(call.run_id, summary.tenant), call, depth) for call, depth in tree]
+        return [CalledRun(each, call, depth) for each, call, depth in found if each is not None]
 
     async def _diff(self, request: web.Request) -> web.Response:
         visitor = self._sources.visitor_of(request)
@@ -163,6 +181,13 @@ class RunRoutes:
             return request_page(record, detail, visitor), 200
 
         return page(*await asyncio.to_thread(show))
+
+
+def _caller(first: Sequence[RequestRecord]) -> RunCall | None:
+    link = first[0].link if first else None
+    if link is None or link.parent_run_id is None:
+        return None
+    return RunCall(link.run_id, link.parent_run_id, link.parent_request_id, link.parent_call_id)
 
 
 def _tenant(request: web.Request, visitor: Visitor) -> str | None:

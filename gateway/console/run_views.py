@@ -8,13 +8,15 @@ from typing import Final
 
 from gateway.console.formats import NOTHING, count, duration, iso_moment, moment, share
 from gateway.console.provenance import writers_of
-from gateway.console.scale import TOKEN_CLASSES, Segment, Tick, TimeScale, token_bar
+from gateway.console.scale import TOKEN_CLASSES, Segment, Tick, TimeScale, percent, token_bar
 from gateway.console.step_views import StepView, busy, step_view
-from gateway.console.views import LegendEntry, MoneyView, legend, money_views, sum_money
+from gateway.console.views import LegendEntry, MoneyView, RunRow, legend, money_views, run_row, sum_money
 from tracing.detail import StepDetail
 from tracing.gaps import gaps
+from tracing.received import ReceivedSpan
 from tracing.record import RequestRecord
-from tracing.store_outline import RunOutline, StepOutline, step_outline, summary_of
+from tracing.store import RunSummary
+from tracing.store_outline import RunCall, RunOutline, StepOutline, step_outline, summary_of
 
 STEPS_PER_PAGE: Final = 100
 MAX_COLUMNS: Final = 160
@@ -39,13 +41,41 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class CalledRun:
+    """A run that this one called for, or one of those did. ``depth``: from 1."""
+
+    summary: RunSummary
+    call: RunCall
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class CalledRow:
+    """The same as the page shows it; its bar lies on the whole run's time."""
+
+    depth: int
+    row: RunRow
+    x: str
+    width: str
+    title: str
+    from_step: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class RunPart:
-    """What a run's page is made of: the run in outline, and the records of one page of steps."""
+    """What a run's page is made of: the run in outline, and the records of one page of steps.
+
+    ``told``: what the agent itself tells of tool calls; ``called``: the runs that it called for, as a tree in order;
+    ``caller``: what called for this one.
+    """
 
     outline: RunOutline
     shown: Sequence[RequestRecord]
     page: int = 1
     details: Mapping[str, StepDetail] = field(default_factory=dict)
+    told: Mapping[str, ReceivedSpan] = field(default_factory=dict)
+    called: Sequence[CalledRun] = ()
+    caller: RunCall | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +105,8 @@ class RunView:
     steps: tuple[StepView, ...]
     page: int
     pages: int
+    called: tuple[CalledRow, ...]
+    caller_run: str | None
 
 
 def pages_of(steps: int) -> int:
@@ -136,11 +168,46 @@ def run_view(part: RunPart) -> RunView:
                 between.get(record.request_id),
                 writers=writers.get(record.request_id, ()),
                 detail=part.details.get(record.request_id),
+                told=part.told,
             )
             for record in shown
         ),
         page=part.page,
         pages=pages_of(summary.steps),
+        called=tuple(_called_row(each, part, ended_ns) for each in part.called),
+        caller_run=part.caller.parent_run_id if part.caller is not None else None,
+    )
+
+
+def called_tree(run_id: str, calls: Sequence[RunCall]) -> list[tuple[RunCall, int]]:
+    """The runs below one, each behind its parent, with their depths. Each run stands once, whatever clients say."""
+    below: dict[str, list[RunCall]] = {}
+    for call in calls:
+        below.setdefault(call.parent_run_id, []).append(call)
+    found: list[tuple[RunCall, int]] = []
+    seen, waiting = {run_id}, [(call, 1) for call in reversed(below.get(run_id, []))]
+    while waiting:
+        call, depth = waiting.pop()
+        if call.run_id not in seen:
+            seen.add(call.run_id)
+            found.append((call, depth))
+            waiting += [(each, depth + 1) for each in reversed(below.get(call.run_id, []))]
+    return found
+
+
+def _called_row(called: CalledRun, part: RunPart, ended_ns: int) -> CalledRow:
+    first_ns, summary = part.outline.summary.first_ns, called.summary
+    whole_ns = max(ended_ns - first_ns, 1)
+    start_ns = min(max(summary.first_ns - first_ns, 0), whole_ns)
+    length_ns = min(max(summary.last_ns - summary.first_ns, whole_ns // 200), whole_ns - start_ns)
+    steps = {step.request_id: step.step for step in part.outline.steps}
+    return CalledRow(
+        depth=called.depth,
+        row=run_row(summary, summary.last_ns),
+        x=percent(start_ns, whole_ns),
+        width=percent(length_ns, whole_ns),
+        title=f"began {duration(start_ns)} into the run, its last step {duration(summary.last_ns - first_ns)}",
+        from_step=steps.get(called.call.parent_request_id or ""),
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.console.first_token import first_token_parts
@@ -12,7 +12,8 @@ from gateway.console.provenance import Writers
 from gateway.console.scale import TOKEN_CLASSES, Segment, TimeScale, percent, token_bar, token_counts
 from tracing.detail import Comparison, StepDetail
 from tracing.gaps import Gap, GapKind
-from tracing.record import Outcome, RequestRecord, UsageSource
+from tracing.received import ReceivedSpan
+from tracing.record import Outcome, RequestRecord, ToolCall, UsageSource
 
 _EVIDENCE: Final = {
     "header": "the client named the run",
@@ -164,8 +165,10 @@ def step_view(
     *,
     writers: Sequence[Writers | None] = (),
     detail: StepDetail | None = None,
+    told: Mapping[str, ReceivedSpan] | None = None,
 ) -> StepView:
-    """One request; on its own it is the scale of its bars. ``writers``: who computed its hits, by tier."""
+    """One request; on its own it is the scale of its bars. ``writers``: who computed its hits, by tier; ``told``: what
+    the agent itself tells of tool calls, by their ids."""
     usage, charge, decision = record.usage, record.charge, record.decision
     clock = clock or TimeScale([busy(record)])
     counts = token_counts(usage)
@@ -218,7 +221,7 @@ def step_view(
         previous_request_id=record.link.previous_request_id if record.link else None,
         problems=record.usage_problems,
         change=None if detail is None else change_view(detail),
-        gaps_after=(_gap_view(gap, clock),) if gap is not None and gap.duration_ns else (),
+        gaps_after=() if gap is None else tool_views(gap, clock, told or {}),
     )
 
 
@@ -366,10 +369,24 @@ def _candidates(record: RequestRecord) -> tuple[CandidateView, ...]:
     )
 
 
+def tool_views(gap: Gap, clock: TimeScale, told: Mapping[str, ReceivedSpan]) -> tuple[ToolView, ...]:
+    """What filled a gap: the agent's own spans of its calls, and for calls that it told nothing of the gap itself."""
+    views = [_told_view(call, told[call.id], clock) for call in gap.calls if call.id in told]
+    untold = tuple(call for call in gap.calls if call.id not in told)
+    if (untold or not gap.calls) and gap.duration_ns:
+        views.append(_gap_view(replace(gap, calls=untold), clock))
+    return tuple(views)
+
+
+def _told_view(call: ToolCall, span: ReceivedSpan, clock: TimeScale) -> ToolView:
+    took = duration(max(span.ended_ns - span.started_ns, 0))
+    failed = f", failed: {span.error}" if span.error else ""
+    title = f"{call.name}: {took}, as the agent itself tells{failed}"
+    return _placed(call.name, "told", took, clock.segment("told", span.started_ns, span.ended_ns, title, seen=True))
+
+
 def _gap_view(gap: Gap, clock: TimeScale) -> ToolView:
     took = duration(gap.duration_ns)
-    start, end = clock.at(gap.started_ns), clock.at(gap.ended_ns)
-    anchor = ("end", start) if end > 80.0 else ("start", end)
     if gap.kind is GapKind.WAIT:
         names, bounded = "wait", took
         title = f"{took} between this answer and the next request: no tool was asked for"
@@ -378,4 +395,12 @@ def _gap_view(gap: Gap, clock: TimeScale) -> ToolView:
         shared = f", shared by {len(gap.calls)} parallel calls" if len(gap.calls) > 1 else ""
         title = f"{names}: at most {took}{shared} (inferred from the gap between answer and result)"
     segment = clock.segment(gap.kind.value, gap.started_ns, gap.ended_ns, title, seen=True)
-    return ToolView(names, gap.kind.value, bounded, (segment,), f"{anchor[1]:.2f}%", anchor[0])
+    return _placed(names, gap.kind.value, bounded, segment)
+
+
+def _placed(label: str, kind: str, bounded: str, segment: Segment) -> ToolView:
+    """The time stands beside the bar: behind it, or in front of one that ends near the edge."""
+    start = float(segment.x[:-1])
+    end = start + float(segment.width[:-1])
+    anchor, x = ("end", start) if end > 80.0 else ("start", end)
+    return ToolView(label, kind, bounded, (segment,), f"{x:.2f}%", anchor)

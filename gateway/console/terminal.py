@@ -21,7 +21,7 @@ _INK: Final = {
     "fresh": ("░", 68), "written": ("░", 110), "output": ("▌", 246),
     "route": ("·", 240), "send": ("·", 240), "queue": ("░", 240), "fetch": ("▚", 179),
     "prefill": ("▒", 245), "decode": ("█", 250), "close": ("·", 240),
-    "tool": ("━", 107), "wait": ("┄", 240),
+    "tool": ("━", 107), "told": ("━", 71), "wait": ("┄", 240),
 }  # fmt: skip
 _SLIGHT: Final = frozenset({"route", "send", "close"})  # left out where they are less than half a cell
 _MUTED: Final = 245
