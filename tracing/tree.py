@@ -61,8 +61,9 @@ def run_tree(records: Sequence[RequestRecord], spans: Iterable[ReceivedSpan] = (
     for gap in gaps(records):
         if gap.kind is GapKind.WAIT:
             id_ = f"wait:{gap.after_request_id}"
+            above = nodes[gap.after_request_id].parent_id
             nodes[id_] = Node(
-                id_, None, NodeKind.WAIT, "wait", gap.started_ns, gap.ended_ns, True, gap.after_request_id
+                id_, above, NodeKind.WAIT, "wait", gap.started_ns, gap.ended_ns, True, gap.after_request_id
             )
         for call in gap.calls:
             if call.id in told:

@@ -8,6 +8,8 @@ from enum import StrEnum
 from typing import Final
 
 MARKER: Final = "cache_control"
+_ITEMS: Final = frozenset({"message", "function_call", "function_call_output", "reasoning"})
+_BOOKKEEPING: Final = frozenset({MARKER, "id", "status"})
 _MISSING: Final = object()
 
 
@@ -28,6 +30,11 @@ class Difference:
     before: object
     after: object
     how: How
+
+
+def unsaid_members(value: Mapping[str, object]) -> frozenset[str]:
+    """Return which members of an object no prompt shows: cache markers, and what names an item of a response."""
+    return _BOOKKEEPING if value.get("type") in _ITEMS else frozenset({MARKER})
 
 
 def differences(before: object, after: object, path: str, *, ordered: bool) -> Iterator[Difference]:
@@ -65,8 +72,9 @@ def marker_differences(before: object, after: object, path: str) -> Iterator[Dif
 def _of_objects(
     before: Mapping[str, object], after: Mapping[str, object], path: str, ordered: bool
 ) -> Iterator[Difference]:
-    old = [name for name in before if name != MARKER]
-    new = [name for name in after if name != MARKER]
+    unsaid = unsaid_members(after)
+    old = [name for name in before if name not in unsaid]
+    new = [name for name in after if name not in unsaid]
     for name in new:
         if name not in before:
             yield Difference(f"{path}.{name}", None, after[name], How.ADDED)

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.diagnosis.difference import unsaid_members
 from gateway.protocols.base import Ask
 
 Json = object
@@ -116,9 +117,10 @@ def is_system(message: Json) -> bool:
 
 
 def without_markers(value: Json) -> Json:
-    """Return a value without cache markers. O(value)."""
+    """Return a value without what no prompt shows of it. O(value)."""
     if isinstance(value, Mapping):
-        return {name: without_markers(inner) for name, inner in value.items() if name != "cache_control"}
+        unsaid = unsaid_members(value)
+        return {name: without_markers(inner) for name, inner in value.items() if name not in unsaid}
     if isinstance(value, list):
         return [without_markers(inner) for inner in value]
     return value
