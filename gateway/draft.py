@@ -54,6 +54,7 @@ class Draft:
     request_id: str
     protocol: EndpointProtocol
     traceparent: str | None = None
+    exports_spans: bool = False  # engines' own spans are to hang under ours
     forwarded: Mapping[str, str] = field(default_factory=dict)  # the protocol's own headers, as the client sent them
     identity: Identity = ANONYMOUS
     is_admitted: bool = False  # a key let it in

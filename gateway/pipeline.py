@@ -112,6 +112,7 @@ class Pipeline:
             request_id=f"req-{secrets.token_hex(12)}",
             protocol=arrival.protocol,
             traceparent=traceparent_of(arrival.headers),
+            exports_spans=self._recorder.exports_spans,
             forwarded=forwarded_of(arrival.headers, arrival.protocol),
             labels=labels_of(arrival.headers, arrival.label),
         )
