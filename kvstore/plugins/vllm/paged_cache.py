@@ -3,14 +3,17 @@
 vLLM gives each layer as a tensor whose first axis is the block (``[blocks, heads, tokens, content]``, whatever the
 order in memory). Copies go through that logical order, so a page's bytes do not depend on the order in memory.
 
-On a GPU the same copies go through host memory, synchronously; that was written for CUDA and ran on CPU tensors only.
+On a GPU the copies go through host memory, synchronously, on the stream of the thread that makes them; that ran on CPU
+tensors only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 
 from kvstore.memory import ByteRows
@@ -54,26 +57,42 @@ class PagedCache:
         if not self._layers:
             raise UnsupportedCache("the engine has no KV cache")
         self.device = self._layers[0].device
-        self._widths = [layer[0].numel() for layer in self._layers]
-        self.page_bytes = sum(self._widths)
+        ends = list(accumulate(layer[0].numel() for layer in self._layers))
+        self._places = list(pairwise([0, *ends]))
+        self.page_bytes = ends[-1]
+        # In the processor's memory NumPy copies a block with less ado, and straight to where it belongs.
+        self._arrays = [_flat(layer.numpy()) for layer in self._layers] if self.device.type == "cpu" else None
 
     def copy_out(self, block_ids: Sequence[int], rows: ByteRows) -> None:
         """Copy block ``block_ids[i]`` of every layer into ``rows[i]`` (uint8, ``page_bytes`` wide)."""
+        if self._arrays is not None:
+            for layer, (start, end) in zip(self._arrays, self._places, strict=True):
+                into = rows[:, start:end].reshape(len(rows), *layer.shape[1:])
+                for place, block_id in enumerate(block_ids):
+                    into[place] = layer[block_id]
+            return
         picked = torch.tensor(block_ids, dtype=torch.long, device=self.device)
         into = torch.from_numpy(rows[: len(block_ids)])
-        start = 0
-        for layer, width in zip(self._layers, self._widths, strict=True):
-            into[:, start : start + width].copy_(layer.index_select(0, picked).reshape(len(block_ids), width))
-            start += width
+        for tensor, (start, end) in zip(self._layers, self._places, strict=True):
+            into[:, start:end].copy_(tensor.index_select(0, picked).reshape(len(block_ids), end - start))
 
     def copy_in(self, block_id: int, data: memoryview) -> None:
         """Copy a page into a block."""
+        if self._arrays is not None:
+            page = np.frombuffer(data, np.uint8)
+            for layer, (start, end) in zip(self._arrays, self._places, strict=True):
+                layer[block_id] = page[start:end] if layer.ndim == 2 else page[start:end].reshape(layer.shape[1:])
+            return
         source = torch.frombuffer(data, dtype=torch.uint8)
-        start = 0
-        for layer, width in zip(self._layers, self._widths, strict=True):
-            block = layer[block_id]
-            block.copy_(source[start : start + width].view(block.shape))
-            start += width
+        for tensor, (start, end) in zip(self._layers, self._places, strict=True):
+            target = tensor[block_id]
+            target.copy_(source[start:end].view(target.shape))
+
+
+def _flat(layer: ByteRows) -> ByteRows:
+    """Return a layer with a row for each block, where its blocks lie in one piece; else as it is."""
+    rows = layer.reshape(layer.shape[0], -1)
+    return rows if np.shares_memory(rows, layer) else layer
 
 
 def _by_block(name: str, tensor: torch.Tensor, blocks: int) -> torch.Tensor:
