@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from kvstore.deadline import Allowance
 from kvstore.fetching import BufferTarget
 from kvstore.page import Namespace, PageKey, PageMeta, Tier
 from kvstore.page_store import PageStore, PageStoreOptions, WritePolicy
+from kvstore.tiers.base import Page
 from kvstore.tiers.disk import DiskTier
 from kvstore.tiers.host import HostTier
 from tests.samples.gated_tier import GatedTier
@@ -208,3 +211,61 @@ def test_a_store_of_no_tiers_has_nothing() -> None:
 def test_tiers_in_disorder_are_the_callers_error() -> None:
     with pytest.raises(ValueError, match="fast to slow"):
         PageStore([host(), host()])
+
+
+def test_where_a_page_lies_is_asked_of_some_tiers_or_all(tmp_path: Path) -> None:
+    pages = chain(4)
+    store = PageStore([host(), DiskTier(LAYOUT, tmp_path, capacity_bytes=64 * PAGE)], PATIENT)
+    memory, disk = store.tiers
+    memory.put([page(entry) for entry in pages[:2]])
+    disk.put([page(entry) for entry in pages[1:3]])
+    keys = keys_of(pages)
+    assert store.locate(keys) == [Tier.HOST, Tier.HOST, Tier.DISK, None]
+    assert store.locate(keys, among={Tier.DISK}) == [None, Tier.DISK, Tier.DISK, None]
+    store.clear()
+    assert store.locate(keys) == [None] * 4
+    store.close()
+
+
+def test_pages_are_completed_on_their_way_down(tmp_path: Path) -> None:
+    disk = DiskTier(LAYOUT, tmp_path, capacity_bytes=64 * PAGE)
+    late = PageMeta(None, b"told later")
+
+    def complete(pages: list[Page], put_s: float) -> list[Page]:
+        assert 0 < put_s <= time.monotonic()
+        return [replace(each, meta=late) for each in pages]
+
+    store = PageStore([host(), disk], PATIENT, complete=complete)
+    store.put([page(entry) for entry in chain(3)])
+    assert store.flush(60.0)
+    assert [meta for _, meta in disk.scan()] == [late] * 3
+    store.close()
+
+
+def test_a_store_that_does_not_promote_reads_from_below_again(tmp_path: Path) -> None:
+    read: list[tuple[Tier, int]] = []
+    disk = DiskTier(LAYOUT, tmp_path, capacity_bytes=64 * PAGE)
+    disk.put([page(entry) for entry in chain(3)])
+    store = PageStore(
+        [host(), disk],
+        replace(PATIENT, promotes=False),
+        on_read=lambda tier, moved_bytes, took_s: read.append((tier, moved_bytes)),
+    )
+    for _ in range(2):
+        assert reads(store, KEYS) == right(Tier.DISK, KEYS)
+    assert read == [(Tier.DISK, 2 * PAGE), (Tier.DISK, PAGE)] * 2
+    store.close()
+
+
+def test_room_is_waited_for_and_not_for_ever(gated: GatedTier) -> None:
+    store = PageStore([host(), gated], replace(PATIENT, behind_bytes=4 * PAGE))
+    assert store.wait_for_room(4, 0.0)
+    store.put([page(entry) for entry in chain(3)])
+    assert store.wait_for_room(1, 0.0)
+    assert not store.wait_for_room(2, 0.01)
+    opener = threading.Timer(0.05, gated.gate.set)
+    opener.start()
+    assert store.wait_for_room(4, 60.0)
+    opener.join()
+    store.close()
+    assert store.wait_for_room(100, 0.0), "a closed store holds nobody up"

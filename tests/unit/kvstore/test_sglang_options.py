@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kvstore.plugins.sglang.engine import engine_events
+from kvstore.plugins.sglang.engine import EngineEvents, engine_events, local_model, read_engine_facts
 from kvstore.plugins.sglang.options import host_and_port, read_options
 from tests.samples.sglang_host import Engine, FakeHostPool
 
@@ -76,3 +79,33 @@ def test_where_an_engine_publishes_by_rank() -> None:
     bare = engine_events('{"publisher": "zmq", "endpoint": "inproc://x"}', 1)
     assert bare is not None
     assert (bare.endpoint, bare.replay_endpoint, bare.topic) == ("inproc://x", None, "")
+
+
+def test_a_model_is_found_by_its_folder_and_nothing_is_made_up(tmp_path: Path) -> None:
+    assert local_model(str(tmp_path)) == tmp_path
+    assert local_model("nobody/has-this-model") is None
+    assert local_model("not a name / of anything") is None
+
+
+@pytest.mark.parametrize(("dp_attention", "rank"), [(False, 1), (True, 3)])
+def test_what_a_running_engine_tells(monkeypatch: pytest.MonkeyPatch, dp_attention: bool, rank: int) -> None:
+    """Stand-ins for SGLang's modules: the real ones are asked in ``tests/e2e/real_sglang``."""
+    arguments = SimpleNamespace(
+        model_path="/m", kv_cache_dtype="auto", dtype="bfloat16", load_format="auto", random_seed=7, dp_size=4,
+        kv_events_config='{"publisher": "zmq", "endpoint": "tcp://*:100"}',
+    )  # fmt: skip
+    parallel = SimpleNamespace(attn_dp_size=4 if dp_attention else 1, attn_dp_rank=3, dp_rank=1)
+    context = ModuleType("sglang.srt.runtime_context")
+    context.get_server_args = lambda: arguments  # type: ignore[attr-defined]
+    context.get_parallel = lambda: parallel  # type: ignore[attr-defined]
+    sglang = ModuleType("sglang")
+    sglang.__version__ = "0.5.23"  # type: ignore[attr-defined]
+    for module in (sglang, ModuleType("sglang.srt"), context):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    facts = read_engine_facts()
+    assert (facts.version, facts.model_path, facts.dp_rank, facts.dp_size) == ("0.5.23", "/m", rank, 4)
+    assert facts.events == EngineEvents(f"tcp://127.0.0.1:{100 + rank}", None)
+    assert facts.settings["kv_cache_dtype"] == "auto"
+    assert "random_seed" not in facts.settings, "it makes no page differ where weights are read from files"
+    arguments.load_format = "dummy"
+    assert read_engine_facts().settings["random_seed"] == "7"
