@@ -8,7 +8,7 @@ it, or under none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -47,11 +47,11 @@ class LimitRule:
     resource: Resource
     amount: int
     on_outage: Outage = Outage.ADMIT
+    counter: str = field(init=False)
+    """The name of the count, the same in every process and replica."""
 
-    @property
-    def counter(self) -> str:
-        """The name of the count, the same in every process and replica."""
-        return f"{self.resource.value}|{self.level.value}|{self.subject}"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "counter", f"{self.resource.value}|{self.level.value}|{self.subject}")
 
     def told(self) -> str:
         """Return it in words."""
@@ -60,7 +60,7 @@ class LimitRule:
         return f"{self.amount} {what} {per} for this {self.level.value}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Take:
     """What one request wants under one rule."""
 
@@ -68,7 +68,7 @@ class Take:
     amount: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Taken:
     """A take that was counted, or that found no room. ``used``: the count with it, or as it was found."""
 

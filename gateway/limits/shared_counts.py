@@ -17,7 +17,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
@@ -49,7 +49,7 @@ class SharedCounts:
         self._deadline_s, self._window_ns, self._clock = deadline_s, window_s * 10**9, clock
         self._file: int | None = None
         self._map: mmap.mmap | None = None
-        self._names: dict[str, bytes] = {}
+        self._names: dict[str, tuple[bytes, int]] = {}  # of each count: its name in the table, and where it was last
 
     async def open(self) -> None:
         """Map the table, made if need be, and forget what a former life of this worker had under way.
@@ -100,7 +100,7 @@ class SharedCounts:
             return
         try:
             for one, amount in zip(taken, amounts, strict=True):
-                at = self._find(self._name(one.take))
+                at = self._find(one.take)
                 _, start_ns, used, _ = _PLACE.unpack_from(self._mapped(), at)
                 if start_ns == one.start_ns or not one.start_ns:
                     self._write(at, one.take, one.start_ns, max(used + amount - one.take.amount, 0))
@@ -120,37 +120,47 @@ class SharedCounts:
 
     def _look(self, take: Take, start_ns: int) -> tuple[int, int, int, int]:
         """Return a count's place, its window, what stands there, and what counts against the limit."""
-        at = self._find(self._name(take))
+        at = self._find(take)
         _, known_ns, own, _ = _PLACE.unpack_from(self._mapped(), at)
         if take.rule.resource is Resource.CONCURRENCY:
-            others = [n for n in range(self._workers) if n != self._worker]
-            return at, 0, own, own + sum(self._of_worker(take, n) for n in others)
+            others = sum(self._of_worker(take, n) for n in range(self._workers) if n != self._worker)
+            return at, 0, own, own + others
         if known_ns < start_ns:
             return at, start_ns, 0, 0
         return at, known_ns, own, own
 
     def _of_worker(self, take: Take, worker: int) -> int:
-        name, table = _digest(f"{take.rule.counter}|{worker}"), self._mapped()
+        counter, table = f"{take.rule.counter}|{worker}", self._mapped()
+        name, at = self._names.get(counter) or (_digest(counter), 0)
+        if at:
+            found, _, used, _ = _PLACE.unpack_from(table, at)
+            if found == name:
+                return int(used)
         for at in _places(name):
             found, _, used, _ = _PLACE.unpack_from(table, at)
             if found == name:
+                self._know(counter, name, at)
                 return int(used)
             if found == _EMPTY:
                 break
         return 0
 
-    def _name(self, take: Take) -> bytes:
+    def _find(self, take: Take) -> int:
+        """Return the place of a count; one that has none is given one. Raises ``CountsUnavailable``."""
         rule = take.rule
         counter = f"{rule.counter}|{self._worker}" if rule.resource is Resource.CONCURRENCY else rule.counter
-        name = self._names.get(counter)
-        if name is None:
-            if len(self._names) >= _MOST_KNOWN:
-                self._names.clear()
-            name = self._names[counter] = _digest(counter)
-        return name
+        name, at = self._names.get(counter) or (_digest(counter), 0)
+        if not at or self._mapped()[at : at + 16] != name:
+            at = self._search(name)
+            self._know(counter, name, at)
+        return at
 
-    def _find(self, name: bytes) -> int:
-        """Return the place of a name; one that has none is given one. Raises ``CountsUnavailable``."""
+    def _know(self, counter: str, name: bytes, at: int) -> None:
+        if len(self._names) >= _MOST_KNOWN:
+            self._names.clear()
+        self._names[counter] = (name, at)
+
+    def _search(self, name: bytes) -> int:
         table, free, now_ns = self._mapped(), -1, self._clock()
         long_ago_ns = now_ns - 2 * self._window_ns
         for at in _places(name):
@@ -212,6 +222,6 @@ def _digest(counter: str) -> bytes:
     return blake2b(counter.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
-def _places(name: bytes) -> list[int]:
+def _places(name: bytes) -> Iterator[int]:
     first = int.from_bytes(name[:4], "little")
-    return [len(_MAGIC) + (first + step) % PLACES * _PLACE.size for step in range(_PROBES)]
+    return (len(_MAGIC) + (first + step) % PLACES * _PLACE.size for step in range(_PROBES))
