@@ -194,7 +194,8 @@ def test_a_disk_that_hangs_is_a_block_that_failed_to_load(engines: list[PagedEng
     def tiers(layout: PageLayout) -> list[PageTier]:
         return [host(layout), Hanging(layout, capacity_bytes=64 * PAGE_BYTES)]
 
-    engine = PagedEngine(tiers, load_s=Allowance(0.05))
+    now_s = [0.0]
+    engine = PagedEngine(tiers, load_s=Allowance(0.05), clock=lambda: now_s[0])
     engines.append(engine)
     engine.serve(Request("a", PROMPT))
     engine.idle()
@@ -204,6 +205,11 @@ def test_a_disk_that_hangs_is_a_block_that_failed_to_load(engines: list[PagedEng
     request = Request("c", PROMPT)
     for index, block_id in enumerate(served.block_ids[:10]):
         assert engine.holds(block_id, request.block_hashes[index])
+    _forget(engine, Tier.HOST)
+    assert engine.serve(Request("d", PROMPT)).failed == 0  # nothing is offered of it for a while
+    _forget(engine, Tier.HOST)
+    now_s[0] += 2.0
+    assert engine.serve(Request("e", PROMPT)).failed == 10
     gate.set()  # what comes late is written nowhere
     engine.workers[0].close()
     engines.remove(engine)

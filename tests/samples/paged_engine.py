@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,6 +102,7 @@ class PagedEngine:
         worth: WorthOptions = ALWAYS,
         load_s: Allowance = PATIENT,
         weights: str = "sample",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.caches, self.workers = list[dict[str, torch.Tensor]](), list[WorkerHalf]()
         for rank in range(ranks):
@@ -110,9 +112,8 @@ class PagedEngine:
             self.caches.append(cache)
             self.workers.append(WorkerHalf(rank, PagedCache(cache, blocks), mine, tiers_of(mine), limits))
         self.worth = FetchWorth(worth)
-        self.scheduler = SchedulerHalf(
-            BLOCK, self.worth, lambda layouts: None if pool is None else PoolLookup(layouts, pool)
-        )
+        lookup = (lambda layouts: None) if pool is None else (lambda layouts: PoolLookup(layouts, pool))
+        self.scheduler = SchedulerHalf(BLOCK, self.worth, lookup, clock=clock)
         self.scheduler.greet([pickle.loads(pickle.dumps(worker.hello())) for worker in self.workers])
         self.told: list[Change] = self.scheduler.take_changes()
         self._free = list(range(blocks))
@@ -126,6 +127,8 @@ class PagedEngine:
         ids = [self._free.pop() for _ in range(-(-request.num_tokens // BLOCK))]
         self.scheduler.allocated(request, ids, offered * BLOCK)
         failed = self._load(request, ids) if offered else 0
+        if failed:  # vLLM asks again for a request of which nothing came
+            assert self.scheduler.offer(request, 0) == 0
         loaded = computed_from = offered - failed
         for index in range(loaded):
             assert self.holds(ids[index], request.block_hashes[index]), f"wrong bytes in block {index}"

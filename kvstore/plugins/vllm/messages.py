@@ -78,6 +78,14 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
+class Failed:
+    """A load of which only the first ``good`` pages came, in time and right."""
+
+    request_id: str
+    good: int
+
+
+@dataclass(frozen=True, slots=True)
 class Hello:
     """What a rank says of itself when the engine starts, and what its tiers hold already."""
 
@@ -94,6 +102,7 @@ class RankReport:
     settled: int
     changes: tuple[Change, ...] = ()
     reads: tuple[Read, ...] = ()
+    failures: tuple[Failed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

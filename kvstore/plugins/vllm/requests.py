@@ -19,6 +19,7 @@ class Tracked:
     claimed_from: int = 0  # block at which the last claim began …
     claimed: Sequence[Tier] = field(default_factory=tuple)  # … and where each of its pages lies
     loading: Sequence[Tier] = field(default_factory=tuple)  # those of which vLLM took up the offer
+    has_failed: bool = False  # a load; it is offered nothing more
 
     @property
     def id(self) -> str:

@@ -12,13 +12,15 @@ from typing import Any
 
 from kvstore.page import PageLayout, Tier
 from kvstore.plugins.vllm.holdings import Holdings
-from kvstore.plugins.vllm.messages import Change, Hello, Load, Sample, Save, StepPlan, WorkerReport
+from kvstore.plugins.vllm.messages import Change, Failed, Hello, Load, Sample, Save, StepPlan, WorkerReport
 from kvstore.plugins.vllm.pool_lookup import PoolLookup
 from kvstore.plugins.vllm.requests import Tracked
 from kvstore.worth import FetchWorth
 
 _SAMPLE_PAGES = 4
 _PATIENCE_S = 10.0
+_SHUN_S = 1.0
+"""How long nothing is offered of a tier that failed to deliver: what is asked in vain costs a request a step or two."""
 BlockIdsOf = Callable[[str], Sequence[int]]
 """Returns the blocks of a request, first to last."""
 
@@ -45,6 +47,7 @@ class SchedulerHalf:
         self._loads: list[Load] = []
         self._asked: dict[bytes, int] = {}  # blocks that are being stored, and the step that asked for it
         self._refused: dict[Tier, tuple[bytes, ...]] = {}
+        self._shunned: dict[Tier, float] = {}  # until when
         self._changes: list[Change] = []
         self._computing: dict[int, tuple[float, int]] = {}  # by step: when it began, prompt tokens in it
         self._step = self._settled = self._last_save = 0
@@ -86,18 +89,15 @@ class SchedulerHalf:
         if tracked is None:
             self.track(request)
             tracked = self._requests[request.request_id]
+        if tracked.has_failed:
+            return 0
         self._ask_pool(tracked)
         pooled = frozenset[bytes]() if self._lookup is None else self._lookup.answer(tracked.id)
         if pooled is None:
             return None
         start = computed_tokens // self._tokens
-        tiers: list[Tier] = []
         names = tracked.hashes[start : tracked.loadable(self._tokens)]
-        for name in names:
-            tier = self._holdings.tier_of(name) or (Tier.POOL if name in pooled else None)
-            if tier is None:
-                break
-            tiers.append(tier)
+        tiers = self._leading(names, pooled)
         count = self._worth.leading(tiers, page_bytes=self._page_bytes, page_tokens=self._tokens)
         for tier in set(tiers[count:]) - {Tier.HOST}:
             self._refused[tier] = tuple(
@@ -105,6 +105,18 @@ class SchedulerHalf:
             )[:_SAMPLE_PAGES]
         tracked.claimed_from, tracked.claimed = start, tiers[:count]
         return count
+
+    def _leading(self, names: Sequence[bytes], pooled: frozenset[bytes]) -> list[Tier]:
+        """Return where each of the leading blocks lies that some tier would deliver."""
+        assert self._holdings is not None
+        now_s, tiers = self._clock(), list[Tier]()
+        shunned = {tier for tier, until_s in self._shunned.items() if now_s < until_s}
+        for name in names:
+            tier = self._holdings.tier_of(name) or (Tier.POOL if name in pooled else None)
+            if tier is None or tier in shunned:
+                break
+            tiers.append(tier)
+        return tiers
 
     def allocated(self, request: Any, block_ids: Sequence[int], loaded_tokens: int) -> None:
         """Blocks were given to a request; with ``loaded_tokens`` it waits until those pages of the offer are there."""
@@ -192,6 +204,8 @@ class SchedulerHalf:
             self._changes += self._holdings.apply(rank, told.changes)
             for read in told.reads:
                 self._worth.fetched(read.tier, read.moved_bytes * len(report.ranks), read.took_s, now_s)
+            for failure in told.failures:
+                self._failed(failure, now_s)
         settled = min((told.settled for told in report.ranks.values()), default=self._settled)
         if settled > self._settled:
             self._settled = settled
@@ -200,6 +214,14 @@ class SchedulerHalf:
             began = self._computing.pop(step, None)
             if began is not None:
                 self._worth.prefill.observe(began[1], now_s - began[0])
+
+    def _failed(self, failure: Failed, now_s: float) -> None:
+        tracked = self._requests.get(failure.request_id)
+        if tracked is None:
+            return
+        tracked.has_failed = True
+        if failure.good < len(tracked.loading):
+            self._shunned[tracked.loading[failure.good]] = now_s + _SHUN_S
 
     def take_changes(self) -> list[Change]:
         """Return what the engine's tiers hold now and did not before, in order, once."""

@@ -23,6 +23,7 @@ from kvstore.page import PageLayout, Tier, key_content_hash, page_key
 from kvstore.page_store import PageStore, PageStoreOptions
 from kvstore.plugins.vllm.messages import (
     Change,
+    Failed,
     Hello,
     Load,
     RankReport,
@@ -81,6 +82,7 @@ class WorkerHalf:
         self._sampler = ThreadPoolExecutor(1, thread_name_prefix="keepwarm-sample")
         self._loading: list[_Loading] = []
         self._failed: set[int] = set()
+        self._failures: list[Failed] = []
         self._plan = StepPlan(0, is_idle=True)
         self._settled = 0
         self.failed_pages = self.lost_saves = 0
@@ -123,8 +125,10 @@ class WorkerHalf:
         for each in over:
             found = each.future.result()
             good = found.index(None) if None in found else len(found)
-            self._failed.update(each.load.block_ids[good:])
-            self.failed_pages += len(found) - good
+            if good < len(found):
+                self._failed.update(each.load.block_ids[good:])
+                self._failures.append(Failed(each.load.request_id, good))
+                self.failed_pages += len(found) - good
         return {each.load.request_id for each in over}
 
     def failed(self) -> set[int]:
@@ -136,7 +140,8 @@ class WorkerHalf:
         """Return what there is to tell, once."""
         with self._lock:
             reads, self._reads = tuple(self._reads), []
-        told = RankReport(self._plan.number, self._settled, self._take_changes(), reads)
+        failures, self._failures = tuple(self._failures), []
+        told = RankReport(self._plan.number, self._settled, self._take_changes(), reads, failures)
         return WorkerReport({self._rank: told})
 
     def close(self) -> None:
