@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from gateway.access.errors import AccessRefused
 from gateway.access.records import Actor, AuditEntry, NewKey, StoredKey
 from gateway.access.roles import Role
 from gateway.access.store import AccessStore
@@ -23,7 +24,10 @@ class KeyDesk:
 
     def create(self, key_id: str, tenant: str, team: str, roles: Sequence[str], note: str, actor: Actor) -> str:
         """Make a key and return its secret, which is shown this once. Raises ``AccessError``."""
-        chosen = tuple(Role(role) for role in roles if role in Role)
+        known = {role.value: role for role in Role}
+        if unknown := set(roles) - known.keys():
+            raise AccessRefused(f"there is no role {min(unknown)!r}")
+        chosen = tuple(known[role] for role in roles)
         new = NewKey(key_id, tenant or "default", team or "default", chosen, note=note)
         return self.store.create_key(new, actor)[1]
 
