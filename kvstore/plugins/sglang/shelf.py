@@ -204,7 +204,10 @@ class Shelf:
         if self._closed or not self._probing.acquire(blocking=False):
             return
         wanted = list(keys[: max(1, _PROBE_BYTES // self.page_bytes)])
-        self._prober.submit(self._probe, list(tiers), wanted).add_done_callback(report)
+        try:
+            self._prober.submit(self._probe, list(tiers), wanted).add_done_callback(report)
+        except RuntimeError:  # closed in between
+            self._probing.release()
 
     def _probe(self, tiers: Sequence[Tier], keys: Sequence[str]) -> None:
         try:
