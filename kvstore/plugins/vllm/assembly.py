@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from kvstore.deadline import Allowance
+from kvstore.errors import MediumError
 from kvstore.page import PageLayout
 from kvstore.plugins.disk_folder import claim_disk
 from kvstore.plugins.vllm.identity import page_layout, weights_of
@@ -20,6 +22,8 @@ from kvstore.tiers.disk import DiskOptions, DiskTier
 from kvstore.tiers.host import HostTier
 from kvstore.tiers.pool import PoolTier
 from kvstore.tiers.pool_topology import PoolOptions
+
+log = logging.getLogger(__name__)
 
 _MEMO = "weights.json"
 
@@ -37,7 +41,11 @@ def pool_options(options: ConnectorOptions) -> PoolOptions:
 def open_worker(
     options: ConnectorOptions, vllm_config: Any, kv_caches: Mapping[str, torch.Tensor], blocks: int, version: str
 ) -> WorkerHalf:
-    """Open this rank's tiers. Raises ``UnsupportedCache``, ``MediumError``, and ``ValueError`` for unknown weights."""
+    """Open this rank's tiers. A disk that can't be used is done without, and told.
+
+    Raises ``UnsupportedCache``, ``MediumError`` for memory that isn't there or a pool's URL that is none, and
+    ``ValueError`` for unknown weights.
+    """
     cache = PagedCache(kv_caches, blocks)
     model = vllm_config.model_config
     weights_id = options.weights_id or weights_of(model.model, model.revision, _memo(options))
@@ -50,15 +58,21 @@ def open_worker(
 def _tiers(options: ConnectorOptions, layout: PageLayout, replica: int) -> list[PageTier]:
     tiers: list[PageTier] = [HostTier(layout, capacity_bytes=options.host_bytes // layout.ranks)]
     if options.disk_path is not None:
-        name = layout.fingerprint.hex() + (f"-dp{replica}" if replica else "")
-        path, size = claim_disk(options.disk_path, name, options.disk_bytes // layout.ranks, options.disk_bytes)
-        path.mkdir(parents=True, exist_ok=True)
-        disk = DiskOptions(read_s=allowance(options))
-        tiers.append(DiskTier(layout, path, capacity_bytes=size, options=disk))
+        try:
+            tiers.append(_disk(options, options.disk_path, layout, replica))
+        except MediumError as error:  # an engine serves without it
+            log.error("keepwarm: this server goes without its disk: %s", error)
     if options.pool is not None:
         share = options.pool_bytes // layout.ranks
         tiers.append(PoolTier(layout, options.pool, capacity_bytes=share, options=pool_options(options)))
     return tiers
+
+
+def _disk(options: ConnectorOptions, folder: Path, layout: PageLayout, replica: int) -> DiskTier:
+    name = layout.fingerprint.hex() + (f"-dp{replica}" if replica else "")
+    path, size = claim_disk(folder, name, options.disk_bytes // layout.ranks, options.disk_bytes)
+    path.mkdir(parents=True, exist_ok=True)
+    return DiskTier(layout, path, capacity_bytes=size, options=DiskOptions(read_s=allowance(options)))
 
 
 def _memo(options: ConnectorOptions) -> Path | None:

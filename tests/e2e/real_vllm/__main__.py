@@ -129,7 +129,9 @@ def _try(folder: Path, python: str, figures: Json) -> parts.Faults:
                 faults += parts.salts(agents, talk)
                 faults += parts.pool(agents, servers["b"], talk, cold)
                 faults += parts.ten_steps(agents, servers["a"], servers["b"], lives)
-                more, figures["cached by strangers"] = parts.strangers(make, other_model, stores["a"], talk)
+                more, figures["cached by strangers"] = parts.strangers(
+                    make, other_model, {**stores["a"], "disk_gb": 1.5}, talk
+                )
                 faults += more
                 more, figures["without the pool"] = parts.redis_stopped(agents, list(servers.values()), pool, talk)
                 faults += more
