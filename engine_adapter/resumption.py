@@ -104,6 +104,9 @@ class ResumableTemplate:
         self._whole = _compile(environment, tree)
         tree.body = [*(node for node in before if isinstance(node, nodes.Macro)), loop, *after]
         self._behind_start = _compile(environment, tree)
+        # What ``Template.generate`` puts together anew for every rendering, which takes longer than a short rendering.
+        self._globals = dict(self._whole.globals)
+        self._global_names = set(self._globals)
 
     def render(
         self,
@@ -116,7 +119,10 @@ class ResumableTemplate:
         template, given = self._whole, {**variables, "messages": run.view}
         if state is not None and state.variables is not None and state.position <= len(messages):
             template, given = self._behind_start, {**given, **run.restored(state)}
-        for piece in template.generate(**given, **{_ITEMS: run.items}):
+        given = {**self._globals, **given, _ITEMS: run.items}
+        context = template.environment.context_class(template.environment, given, template.name, template.blocks)
+        context.globals_keys = self._global_names
+        for piece in template.root_render_func(context):
             run.pieces.append(piece)
         return run.rendering()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 
 from prometheus_client import Counter
@@ -21,6 +22,7 @@ from tracing.record import Charge, Outcome, RequestRecord, Usage, UsageSource
 from tracing.store import TraceStore
 
 _log = logging.getLogger(__name__)
+_ONE_WORD = re.compile(r"[!#-<>-~]{1,128}")
 _access = logging.getLogger("keepwarm.access")
 
 
@@ -170,29 +172,22 @@ def _usage_of(draft: Draft) -> tuple[Usage, tuple[str, ...]]:
 
 def access_line(record: RequestRecord) -> str:
     """Return one line of ``name=value`` words about a request, with nothing of what was said in it."""
-    usage, stamps = record.usage, record.stamps
-    words: list[tuple[str, object]] = [
-        ("id", record.request_id),
-        ("key", record.identity.key_id),
-        ("endpoint", record.endpoint),
-        ("model", record.served_model or "-"),
-        ("instance", record.instance or "-"),
-        ("run", record.link.run_id if record.link else "-"),
-        ("step", record.link.step if record.link else "-"),
-        ("status", record.status),
-        ("outcome", record.outcome.value),
-        ("prompt", usage.prompt_tokens),
-        ("hit", usage.hit_tokens),
-        ("output", usage.output_tokens),
-        ("ttft_ms", "-" if stamps.ttft_ns is None else f"{stamps.ttft_ns / 1e6:.1f}"),
-        ("ms", f"{(stamps.closed_ns - stamps.arrived_ns) / 1e6:.1f}"),
-        ("cost_nano", "unpriced" if record.charge.amount_nano is None else record.charge.amount_nano),
-    ]
-    if record.error is not None:
-        words.append(("error", record.error))
-    return " ".join(f"{name}={_word(value)}" for name, value in words)
+    usage, stamps, link, charge = record.usage, record.stamps, record.link, record.charge
+    line = (
+        f"id={_word(record.request_id)} key={_word(record.identity.key_id)} endpoint={_word(record.endpoint)}"
+        f" model={_word(record.served_model or '-')} instance={_word(record.instance or '-')}"
+        f" run={_word(link.run_id) if link else '-'} step={link.step if link else '-'}"
+        f" status={record.status} outcome={record.outcome.value}"
+        f" prompt={usage.prompt_tokens} hit={usage.hit_tokens} output={usage.output_tokens}"
+        f" ttft_ms={'-' if stamps.ttft_ns is None else f'{stamps.ttft_ns / 1e6:.1f}'}"
+        f" ms={(stamps.closed_ns - stamps.arrived_ns) / 1e6:.1f}"
+        f" cost_nano={'unpriced' if charge.amount_nano is None else charge.amount_nano}"
+    )
+    return line if record.error is None else f"{line} error={_word(record.error)}"
 
 
-def _word(value: object) -> str:
-    """Return a value as one word: clients name models and runs, and must not forge log lines."""
-    return "".join(c if c.isprintable() and c not in ' "=' else "_" for c in str(value)[:128])
+def _word(text: str) -> str:
+    """Return a text as one word: clients name models and runs, and must not forge log lines."""
+    if _ONE_WORD.fullmatch(text):
+        return text
+    return "".join(c if c.isprintable() and c not in ' "=' else "_" for c in text[:128])

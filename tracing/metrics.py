@@ -8,7 +8,7 @@ sample is a double and so exact up to 2**53 nano-units (nine million units of cu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -18,6 +18,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _OTHER: Final = "other"
 _TTFT_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _DURATION_BUCKETS_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_Metric = TypeVar("_Metric", Counter, Gauge, Histogram)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         self._models = _Bounded(options.max_models)
         self._instances = _Bounded(options.max_instances)
+        self._known: dict[tuple[object, tuple[str, ...]], Any] = {}
         self._requests = Counter(
             "keepwarm_requests", "Requests by how they ended", ("endpoint", "model", "outcome"), registry=registry
         )
@@ -98,30 +100,50 @@ class Metrics:
             ("model", "handling"),
             registry=registry,
         )
+        self._repairs = Counter(
+            "keepwarm_prefix_repairs", "Requests that a policy changed", ("model", "policy"), registry=registry
+        )
+        self._repair_won = Gauge(
+            "keepwarm_repair_won_tokens",
+            "Hit tokens of repaired requests beyond those they would have had as they came; a gauge, since some lose",
+            ("model",),
+            registry=registry,
+        )
 
     def observe(self, record: RequestRecord) -> None:
         """Count one finished request."""
         answered = record.attempts and record.attempts[-1].status == 200
         model = self._models.label(record.served_model) if answered and record.served_model else "none"
-        self._requests.labels(record.endpoint, model, record.outcome.value).inc()
+        self._series(self._requests, record.endpoint, model, record.outcome.value).inc()
         self._observe_tokens(record, model)
         self._observe_money(record, model)
         stamps = record.stamps
         if stamps.ttft_ns is not None:
             hit = "true" if record.usage.hit_tokens else "false"
-            self._ttft.labels(model, hit).observe(stamps.ttft_ns / 1e9)
+            self._series(self._ttft, model, hit).observe(stamps.ttft_ns / 1e9)
         if stamps.closed_ns:
-            self._duration.labels(model).observe((stamps.closed_ns - stamps.arrived_ns) / 1e9)
+            self._series(self._duration, model).observe((stamps.closed_ns - stamps.arrived_ns) / 1e9)
         for attempt in record.attempts:
             result = "none" if attempt.status is None else f"{attempt.status // 100}xx"
-            self._attempts.labels(self._instances.label(attempt.instance), result).inc()
+            self._series(self._attempts, self._instances.label(attempt.instance), result).inc()
         if (note := record.prompt) is not None:
-            self._echoes.labels(model, note.echo).inc()
-            self._echo_won.labels(model).inc(note.echo_won_tokens)
+            self._series(self._echoes, model, note.echo).inc()
+            self._series(self._echo_won, model).inc(note.echo_won_tokens)
             if note.special_tokens is not None:
-                self._special_tokens.labels(model, note.special_tokens).inc()
+                self._series(self._special_tokens, model, note.special_tokens).inc()
+            for policy in note.repairs:
+                self._series(self._repairs, model, policy).inc()
+            if note.repair_won_tokens:
+                self._series(self._repair_won, model).inc(note.repair_won_tokens)
         if record.usage_problems:
-            self._problems.labels(model).inc(len(record.usage_problems))
+            self._series(self._problems, model).inc(len(record.usage_problems))
+
+    def _series(self, metric: _Metric, *labels: str) -> _Metric:
+        """Return the series of these labels; to have the library find it costs several times what it then does."""
+        series = self._known.get((metric, labels))
+        if series is None:
+            series = self._known[metric, labels] = metric.labels(*labels)
+        return series
 
     def render(self) -> bytes:
         """The metrics in Prometheus' text format (:data:`CONTENT_TYPE`)."""
@@ -139,17 +161,19 @@ class Metrics:
             ("hit_unknown", usage.hit_unknown_tokens),
             ("output", usage.output_tokens),
         ):
-            self._tokens.labels(model, token_class).inc(count)
+            series = self._series(self._tokens, model, token_class)
+            if count:
+                series.inc(count)
         if record.decision is not None and usage.source is UsageSource.ENGINE:
-            self._predicted.labels(model).inc(record.decision.predicted_hit_tokens)
+            self._series(self._predicted, model).inc(record.decision.predicted_hit_tokens)
 
     def _observe_money(self, record: RequestRecord, model: str) -> None:
         charge = record.charge
         if charge.amount_nano is None:
-            self._unpriced.labels(model).inc()
+            self._series(self._unpriced, model).inc()
             return
-        self._cost.labels(model, charge.currency).inc(charge.amount_nano)
-        self._saved.labels(model, charge.currency).inc(charge.saved_nano or 0)
+        self._series(self._cost, model, charge.currency).inc(charge.amount_nano)
+        self._series(self._saved, model, charge.currency).inc(charge.saved_nano or 0)
 
 
 class _Bounded:

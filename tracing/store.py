@@ -10,7 +10,6 @@ is for callers that would rather wait: what is recovered of dead processes. Read
 
 from __future__ import annotations
 
-import queue
 import sqlite3
 import threading
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from tracing import store_outline, store_series
 from tracing.detail import StepDetail, decode_detail, encode_detail
 from tracing.errors import AmbiguousRunError, TraceStoreError
+from tracing.handoff import Handoff
 from tracing.received import ReceivedSpan, decode_span, encode_span
 from tracing.record import RequestRecord
 from tracing.store_lists import Money, RunFilter, RunKey, RunSummary, StoreTotals, condition_of, summary, totals
@@ -51,6 +51,7 @@ __all__ = [
 ]
 
 _CHUNK = 500  # requests asked for at once
+_GATHER_S = 0.1  # records are committed together; a reader sees one that much later
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ class TraceStore:
         self._path = path
         self._options = options or TraceStoreOptions()
         self._reader_lock = threading.Lock()
-        self._queue: queue.Queue[Row | _Extra | _Flush | None] = queue.Queue(self._options.queue_records)
+        self._queue: Handoff[Row | _Extra | _Flush | None] = Handoff(self._options.queue_records, _GATHER_S)
         self._stats = TraceStoreStats()
         self._writer: threading.Thread | None = None
         self._failure: str | None = None
@@ -111,10 +112,9 @@ class TraceStore:
         if self._writer is None:
             raise TraceStoreError(f"the trace store {self._path} is closed or was opened read-only")
         row = row_of(record)
-        try:
-            self._queue.put_nowait(row)
+        if self._queue.put(row):
             self._stats.appended += 1
-        except queue.Full:
+        else:
             self._stats.dropped += 1
 
     def keep(self, records: Sequence[RequestRecord], timeout_s: float) -> bool:
@@ -126,9 +126,7 @@ class TraceStore:
             raise TraceStoreError(f"the trace store {self._path} is closed or was opened read-only")
         deadline = time.monotonic() + timeout_s
         for record in records:
-            try:
-                self._queue.put(row_of(record), timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Full:
+            if not self._queue.put_within(row_of(record), deadline - time.monotonic()):
                 return False
             self._stats.appended += 1
         return self.flush(max(0.0, deadline - time.monotonic()))
@@ -149,34 +147,25 @@ class TraceStore:
         )
 
     def _add(self, extra: _Extra) -> bool:
-        if self._writer is None:
-            return False
-        try:
-            self._queue.put_nowait(extra)
-        except queue.Full:
-            return False
-        return True
+        return self._writer is not None and self._queue.put(extra)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything appended before is committed; whether that happened in time."""
         if self._writer is None or not self._writer.is_alive():
-            return self._queue.empty()
+            return not len(self._queue)
         flush = _Flush()
         deadline = time.monotonic() + timeout_s
-        try:
-            self._queue.put(flush, timeout=timeout_s)
-        except queue.Full:
+        if not self._queue.put_within(flush, timeout_s):
             return False
+        self._queue.hurry()
         return flush.done.wait(max(0.0, deadline - time.monotonic())) and flush.committed
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Commit what is queued and stop; whether all of it was committed in time. Idempotent."""
         done = True
         if self._writer is not None:
-            try:
-                self._queue.put(None, timeout=timeout_s)
-            except queue.Full:
-                done = False
+            done = self._queue.put_within(None, timeout_s)
+            self._queue.hurry()
             self._writer.join(timeout_s)
             done = done and not self._writer.is_alive()
             self._writer = None
@@ -186,7 +175,7 @@ class TraceStore:
 
     def stats(self) -> TraceStoreStats:
         """Counters since the store was opened."""
-        return TraceStoreStats(self._stats.appended, self._stats.dropped, self._queue.qsize())
+        return TraceStoreStats(self._stats.appended, self._stats.dropped, len(self._queue))
 
     @property
     def failure(self) -> str | None:
@@ -407,12 +396,11 @@ class TraceStore:
         connection.close()
 
     def _collect(self) -> tuple[list[Row], list[Statement], list[_Flush], bool]:
-        """Wait for one item and take what else is there, up to a batch; the last value is false at the end."""
+        """Wait for items and take what is there, up to a batch; the last value is false at the end."""
         rows: list[Row] = []
         statements: list[Statement] = []
         flushes: list[_Flush] = []
-        item = self._queue.get()
-        while True:
+        for item in self._queue.take(self._options.batch_records):
             if item is None:
                 return rows, statements, flushes, False
             if isinstance(item, _Flush):
@@ -421,12 +409,7 @@ class TraceStore:
                 statements += item.statements
             else:
                 rows.append(item)
-            if max(len(rows), len(statements)) >= self._options.batch_records or flushes:
-                return rows, statements, flushes, True
-            try:
-                item = self._queue.get_nowait()
-            except queue.Empty:
-                return rows, statements, flushes, True
+        return rows, statements, flushes, True
 
 
 def _tenant_of(reader: sqlite3.Connection, run_id: str, tenant: str | None) -> str | None:
