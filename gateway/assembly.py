@@ -82,6 +82,7 @@ def _fixed_key(key: KeySettings, rules: Rules) -> Key:
         aliases=key.aliases,
         limits=limits_of(identity, rules),
         shows=None if key.answer_headers is None else frozenset(key.answer_headers),
+        repairs=key.repairs,
     )
     digest = key.sha256 or digest_of(key.secret.get_secret_value() if key.secret is not None else "")
     expires_ns = None if key.expires is None else int(key.expires.timestamp()) * 10**9

@@ -70,6 +70,9 @@ class Draft:
     attempt_role: AttemptRole = AttemptRole.ANSWER
     ask: Ask | None = None  # the request as it was read
     prompt: Prompt | None = None
+    repairs: tuple[str, ...] = ()  # policies that changed the body
+    unrepaired: Prompt | None = None  # of the body as it came
+    unrepaired_hits: int = 0  # what that prompt would have hit
     prompt_tokens: int | None = None
     counts_checked: bool = True
     salted: bool = False
@@ -177,11 +180,12 @@ class Draft:
 
     def prompt_note(self, usage: Usage) -> PromptNote | None:
         """Return what became of the conversation on its way into a prompt."""
-        prompt = self.prompt
-        if prompt is None or not (prompt.is_exact or prompt.special_tokens):
+        prompt, repairs = self.prompt, self.repairs
+        if prompt is None or not (prompt.is_exact or prompt.special_tokens or repairs):
             return None
         handling = prompt.special_tokens.value if prompt.special_tokens is not None else None
-        return PromptNote(prompt.echo.state.value, prompt.echo.won_of(usage.hit_tokens), handling)
+        won = usage.hit_tokens - self.unrepaired_hits if self.unrepaired is not None else 0
+        return PromptNote(prompt.echo.state.value, prompt.echo.won_of(usage.hit_tokens), handling, repairs, won)
 
     def recovered_usage(self) -> Usage:
         """Return what can be said without the engine's own count.

@@ -43,6 +43,7 @@ class Caller:
     limits: tuple[LimitRule, ...] = ()
     budgets: tuple[Budget, ...] = ()
     shows: frozenset[str] | None = None
+    repairs: tuple[str, ...] = ()  # policies of prefix repair
 
     @property
     def is_admin(self) -> bool:

@@ -35,11 +35,13 @@ from gateway.guard import min_hit_of
 from gateway.identity import Caller, KeyRing, effective_salt
 from gateway.marks import prefix_marks
 from gateway.models import ModelDirectory
-from gateway.prompts import PromptBook
+from gateway.prompts import Prompt, PromptBook
 from gateway.protocols.base import Ask, EndpointProtocol, model_of
-from gateway.reading import BodyReader, Reading
+from gateway.reading import BodyReader, Reading, Scanned
 from gateway.recorder import Recorder
 from gateway.relay import ClientGone, Reply
+from gateway.repair.apply import repair
+from gateway.repair.unrepaired import Unrepaired
 from gateway.replies import Replies
 from gateway.sessions import session_of
 from gateway.spending import Spending
@@ -74,6 +76,8 @@ class Admitted:
     salt: str | None
     new_bytes: int
     """The body behind what was known of it."""
+    came: Scanned | None = None
+    """The body as it came, where it was repaired."""
 
     @property
     def ask(self) -> Ask:
@@ -104,7 +108,7 @@ class Pipeline:
         self._keys, self._models, self._linker, self._prompts = keys, models, linker, prompts
         self._dispatcher, self._attempter, self._recorder, self._flights = dispatcher, attempter, recorder, flights
         self._failover, self._replies, self._spending, self._compared = failover, replies, spending, compared
-        self._reader = BodyReader()
+        self._reader, self._unrepaired = BodyReader(), Unrepaired()
 
     async def handle(self, arrival: Arrival, reply: Reply) -> None:
         """Answer one request. Raises only ``CancelledError``, when the client left."""
@@ -144,19 +148,10 @@ class Pipeline:
         draft.ask = admitted.ask
         self._link(admitted, arrival.headers, draft)
         self._recorder.admit(draft)
-        prompt = await self._prompts.encode(
-            admitted.model,
-            admitted.ask,
-            self._dispatcher.salt_of(admitted.model, admitted.salt),
-            self._dispatcher.block_sizes(admitted.model),
-            admitted.ask.body,
-            rules=self._dispatcher.rules(self._models.options(admitted.model), admitted.ask),
-            key_id=admitted.caller.identity.key_id,
-            chain=draft.chain,
-            anchors=admitted.reading.anchors,
-            new_bytes=admitted.new_bytes,
-        )
-        draft.prompt = prompt
+        draft.prompt = prompt = await self._prompt(admitted, admitted.reading, admitted.new_bytes)
+        if admitted.came is not None:
+            reading = await self._reader.read(arrival.protocol, admitted.came, admitted.caller.identity.tenant)
+            draft.unrepaired = await self._prompt(admitted, reading, admitted.came.new_bytes)
         draft.marks = prefix_marks(prompt, draft.chain)
         draft.prompt_tokens = prompt.tokens if prompt is not None and prompt.is_counted else None
         draft.counts_checked = draft.counts_checked and prompt is not None and prompt.is_comparable
@@ -168,18 +163,39 @@ class Pipeline:
             unable |= demand.cold(foreseen, draft.prompt_tokens)
         await self._failover.answer(admitted.model, admitted.ask, admitted.salt, draft, reply, unable)
 
+    async def _prompt(self, admitted: Admitted, reading: Reading, new_bytes: int) -> Prompt | None:
+        model, ask = admitted.model, reading.ask
+        return await self._prompts.encode(
+            model,
+            ask,
+            self._dispatcher.salt_of(model, admitted.salt),
+            self._dispatcher.block_sizes(model),
+            ask.body,
+            rules=self._dispatcher.rules(self._models.options(model), ask),
+            key_id=admitted.caller.identity.key_id,
+            chain=reading.words.chain,
+            anchors=reading.anchors,
+            new_bytes=new_bytes,
+        )
+
     async def _admit(self, arrival: Arrival, draft: Draft) -> Admitted:
         caller = self._keys.authenticate(arrival.headers)
         draft.identity, draft.is_admitted, draft.caller = caller.identity, True, caller
         protocol, tenant = arrival.protocol, caller.identity.tenant
         scanned = await self._reader.scan(protocol, await arrival.read_body(), tenant)
+        came = scanned
+        if caller.repairs:
+            text, draft.repairs = repair(scanned.sent.form, caller.repairs)
+            if text is not None:
+                scanned = await self._reader.scan(protocol, text.encode(), tenant)
         draft.model = model_of(scanned.sent.form.values)
         model = self._models.resolve(draft.model, caller)
         draft.served_model, draft.counts_checked = model, self._models.options(model).counts_checked
         reading = await self._reader.read(protocol, scanned, tenant)
         ask = reading.ask
         draft.stream, draft.salted = ask.stream, ask.cache_salt is not None
-        return Admitted(reading, caller, model, effective_salt(caller, ask.cache_salt), scanned.new_bytes)
+        salt = effective_salt(caller, ask.cache_salt)
+        return Admitted(reading, caller, model, salt, scanned.new_bytes, came if draft.repairs else None)
 
     def _link(self, admitted: Admitted, headers: Mapping[str, str], draft: Draft) -> None:
         words = admitted.reading.words
@@ -224,6 +240,8 @@ class Pipeline:
     def _close(self, draft: Draft) -> None:
         if draft.link is not None and draft.outcome is not Outcome.OK:
             self._linker.unanswered(draft.link, draft.request_id, key_id=draft.identity.key_id)
+        if draft.unrepaired is not None and draft.decision is not None:
+            draft.unrepaired_hits = self._unrepaired.hits(draft.decision.instance, None, draft.unrepaired)
         record = self._recorder.close(draft)
         if draft.watch is not None:
             draft.watch.answered(record.usage)

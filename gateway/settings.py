@@ -130,6 +130,9 @@ class HealthSettings(_Strict):
     slow_start_s: Annotated[float, Field(ge=0, le=3600)] = 10.0  # until one that came up gets its full share
 
 
+RepairPolicy = Literal["drop-attribution", "sort-tools", "canonical-keys", "move-volatile-lines"]
+
+
 class KeySettings(_Strict):
     """One API key; the file may hold its SHA-256 (``keepwarm key``) or, for a test set-up, the secret itself."""
 
@@ -144,6 +147,7 @@ class KeySettings(_Strict):
     aliases: dict[str, str] = Field(default_factory=dict)  # names that mean another model for this key alone
     expires: datetime | None = None  # with a time zone: 2027-01-31T00:00:00Z
     answer_headers: tuple[AnswerHeader, ...] | None = None  # None: the server's
+    repairs: tuple[RepairPolicy, ...] = ()  # see docs/prompts.md
     ttft_objective_s: Seconds | None = None  # what reports of goodput count as good
     tpot_objective_s: Seconds | None = None
 

@@ -80,7 +80,7 @@ async def gateway_for(
     home: Path,
     *,
     ready_count: int | None = None,
-    ready_limit_s: float = 10,
+    ready_limit_s: float = 60,
     **settings: Any,
 ) -> AsyncIterator[Client]:
     """Be a gateway in front of these engines, called ``e0``, ``e1`` …, once so many of them are up (default: all)."""

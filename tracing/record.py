@@ -188,6 +188,10 @@ class PromptNote:
     """Hit tokens that would not have been, had the answers been rendered anew instead of sent as generated."""
     special_tokens: str | None = None
     """What was done where text spells a special token: "literal", "escaped", "passed"; ``None``: none is spelled."""
+    repairs: tuple[str, ...] = ()
+    """The policies of prefix repair that changed the request."""
+    repair_won_tokens: int = 0
+    """Hit tokens beyond those that the request would have had as it came, had all before it gone as they came, too."""
 
 
 class RunLink(msgspec.Struct, frozen=True, gc=False):

@@ -85,6 +85,7 @@ def with_stored(caller: Caller, snapshot: Snapshot, currency: str) -> Caller:
         tightest(rules),
         tuple(budgets),
         caller.shows,
+        caller.repairs,
     )
 
 
