@@ -236,7 +236,7 @@ class Attempter:
         draft: Draft,
         plan: Plan | None,
     ) -> None:
-        instance, sent_ns, reader = route.instance, draft.sent_ns or 0, draft.reader
+        instance, reader = route.instance, draft.reader
         assert reader is not None
         is_answering = False
 
@@ -246,13 +246,10 @@ class Attempter:
             if is_answering:
                 return
             is_answering = True
-            route.reservation.answered()
+            route.answered()
             self._fleet.request_answered(instance, route.ticket)
-            if is_first:
-                elapsed_s = (draft.now_ns() - sent_ns) / 1e9
-                instance.rates = instance.rates.learned(route.reservation.ahead_tokens, elapsed_s)
-                if route.watch is not None:
-                    route.watch.computed()
+            if is_first and route.watch is not None:
+                route.watch.computed()
 
         draft.status = 200
         writer.last_words = lambda: self._replies.headers.summary(draft)

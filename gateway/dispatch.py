@@ -11,18 +11,31 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.breaker import Ticket
 from gateway.fleet import Fleet, Instance
 from gateway.models import ModelOptions
+from gateway.policy.load import Load
+from gateway.policy.places import Places
 from gateway.prompt_job import Prompt
 from gateway.prompt_rules import PromptRules, rules_for
 from gateway.protocols.base import Ask
 from gateway.residency import Watch, watch_events, watch_prediction
-from gateway.routing import NO_HITS, InstanceView, Policy, Reservation, decide, usable_hits
+from gateway.routing import (
+    NO_HITS,
+    InstanceView,
+    Policy,
+    Request,
+    Reservation,
+    Surroundings,
+    decide,
+    usable_hits,
+)
 from gateway.workers.shared_loads import SharedLoads
-from radix_index.base import InstanceMatch, Knowledge, PrefixIndex
-from tracing.record import Decision
+from kvstore.page import Tier
+from radix_index.base import Hashes, InstanceMatch, Knowledge, PrefixIndex
+from tracing.record import Decision, Usage, UsageSource
 
 BYTES_PER_TOKEN = 4
 """What a body's length says of a prompt that cannot be tokenized; it weighs load and is never billed or shown."""
@@ -46,9 +59,13 @@ class Route:
     watch: Watch | None = None
     """Wants to know what the instance reports of this prompt."""
 
+    def answered(self) -> None:
+        """The first token came. Idempotent."""
+        self.reservation.answered(time.monotonic())
+
     def release(self) -> None:
         """The request is over there. Once."""
-        self.reservation.release()
+        self.reservation.release(time.monotonic())
         self.instance.breaker.dropped(self.ticket)
         self.forget_blocks()
 
@@ -68,6 +85,7 @@ class Dispatcher:
         """``shared``: the loads as other workers make them, too."""
         self._fleet, self._index, self._policy, self._later, self._shared = fleet, index, policy, later, shared
         self._chance = random.Random(seed)
+        self.places = Places()
 
     def block_sizes(self, model: str) -> set[int]:
         """Return the block sizes for which a prompt of this model must be hashed."""
@@ -97,43 +115,55 @@ class Dispatcher:
         """Return the instances that cannot do what is asked of them."""
         return frozenset(instance.id for instance in self._fleet.serving(model) if not can(instance))
 
-    def route(self, model: str, prompt: Prompt | None, body_bytes: int, tried: frozenset[str]) -> Route | None:
+    def route(
+        self, model: str, prompt: Prompt | None, body_bytes: int, tried: frozenset[str], run: str | None = None
+    ) -> Route | None:
         """Choose and reserve; ``None`` when no instance that was not tried yet takes requests."""
-        instances = self._fleet.serving(model)
-        tokens = prompt.tokens if prompt is not None else body_bytes // BYTES_PER_TOKEN
-        views = self._views(instances, prompt, tokens)
-        decision = decide(
-            views, tokens, self._policy, self._chance, hashed=prompt is not None and prompt.is_exact, without=tried
-        )
+        instances, now_s = self._fleet.serving(model), time.monotonic()
+        request = self._request(prompt, body_bytes, run)
+        tokens = request.asked.prompt_tokens
+        views = self._views(instances, prompt, tokens, now_s)
+        is_hashed = prompt is not None and prompt.is_exact
+        decision = decide(views, request, self._policy, self._chance, now_s, hashed=is_hashed, without=tried)
         if decision is None:
             return None
-        chosen = next(instance for instance in instances if instance.id == decision.instance)
-        view = next(view for view in views if view.instance == decision.instance)
-        reservation = self._reserve(chosen, view.fresh_tokens(tokens))
-        watch = self._watch(chosen, prompt, decision)
-        ticket = chosen.breaker.begin(time.monotonic())
+        at = next(at for at, instance in enumerate(instances) if instance.id == decision.instance)
+        chosen, view = instances[at], views[at]
+        fetched = sum(decision.fetch_tokens or ())
+        new = view.fresh_tokens(tokens) if fetched else max(tokens - view.hit_tokens[0] - view.pending_tokens, 0)
+        reservation = self._reserve(
+            chosen.id, chosen.load, tokens, new, now_s, request.asked.output_tokens, decision.fetch_tokens
+        )
+        if run is not None:
+            self.places.begun(run, reservation.prompt_s, now_s)
+        watch = self._learning(self._watch(chosen, prompt, decision), reservation, chosen, prompt, run)
+        ticket = chosen.breaker.begin(now_s)
         return Route(chosen, decision, reservation, ticket, self._expect(view, prompt), watch)
 
-    def _reserve(self, chosen: Instance, *words: int) -> Reservation:
+    def _request(self, prompt: Prompt | None, body_bytes: int, run: str | None) -> Request:
+        tokens = prompt.tokens if prompt is not None else body_bytes // BYTES_PER_TOKEN
+        return Request(self.places.asked(run, tokens), run or "")
+
+    def _reserve(self, instance: str, load: Load, *words: Any) -> Reservation:
         """Reserve in the instance's load, in every worker if there are others."""
         if self._shared is None:
-            return chosen.load.reserve(*words)
-        shared: Reservation = self._shared.reserve(chosen.id, chosen.load, *words)
+            return load.reserve(*words)
+        shared: Reservation = self._shared.reserve(instance, load, *words)
         return shared
 
     def foresee(self, model: str, prompt: Prompt | None, body_bytes: int, without: frozenset[str]) -> Decision | None:
         """Return what would be decided now; nothing is reserved, and chance may decide otherwise."""
-        tokens = prompt.tokens if prompt is not None else body_bytes // BYTES_PER_TOKEN
-        views = self._views(self._fleet.serving(model), prompt, tokens)
+        now_s, request = time.monotonic(), self._request(prompt, body_bytes, None)
+        views = self._views(self._fleet.serving(model), prompt, request.asked.prompt_tokens, now_s)
         is_hashed = prompt is not None and prompt.is_exact
-        return decide(views, tokens, self._policy, random.Random(0), hashed=is_hashed, without=without)
+        return decide(views, request, self._policy, random.Random(0), now_s, hashed=is_hashed, without=without)
 
     def _watch(self, chosen: Instance, prompt: Prompt | None, decision: Decision) -> Watch | None:
         """Return who wants to hear how true the prediction was; nobody where a prompt has no blocks to predict."""
-        size = self._index.instances().get(chosen.id)
-        hashes = prompt.hashes.get(size, ()) if prompt is not None and size is not None else ()
-        if prompt is None or size is None or not len(hashes):
+        hashes = self._hashes(chosen.id, prompt)
+        if prompt is None or not len(hashes):
             return None
+        size = self._index.instances()[chosen.id]
         if chosen.predicted is not None:
             # Chunks of text say how long the text is, in chunks; the ids that somebody counted beside it do not.
             tokens = prompt.tokens if prompt.is_exact or not prompt.is_counted else len(hashes) * size + size // 2
@@ -141,11 +171,36 @@ class Dispatcher:
             return watch_prediction(chosen.predicted, expectation)
         return watch_events(chosen.scores["events"], decision.predicted_hit_tokens, size) if decision.exact else None
 
+    def _learning(
+        self, watch: Watch | None, reservation: Reservation, chosen: Instance, prompt: Prompt | None, run: str | None
+    ) -> Watch:
+        """Let the policy learn of an answer, too: how long it was, what a step took, where its run is now."""
+        hashes = self._hashes(chosen.id, prompt)
+        tip = int(hashes[-1]) if len(hashes) else None
+
+        def answered(usage: Usage) -> None:
+            if usage.source is UsageSource.ENGINE:
+                reservation.counted(usage.output_tokens)
+                self.places.outputs.seen(run, usage.output_tokens)
+            if run is not None:
+                self.places.ended(run, chosen.id, tip, time.monotonic(), lambda block: self._is_held(chosen.id, block))
+            if watch is not None:
+                watch.answered(usage)
+
+        return Watch(watch.computed if watch is not None else _nothing, answered)
+
+    def _is_held(self, instance: str, block: int) -> bool:
+        if instance not in self._index.instances():
+            return False
+        return self._index.match([block], (instance,))[instance].tier_blocks[Tier.DEVICE] > 0
+
+    def _hashes(self, instance: str, prompt: Prompt | None) -> Hashes:
+        size = self._index.instances().get(instance)
+        return prompt.hashes.get(size, ()) if prompt is not None and size is not None else ()
+
     def _expect(self, chosen: InstanceView, prompt: Prompt | None) -> Callable[[], None]:
         """Let the index expect the prompt's blocks there, but for those that it finds there; return what ends that."""
-        size = self._index.instances().get(chosen.instance)
-        hashes = prompt.hashes.get(size, ()) if prompt is not None and size is not None else ()
-        new = hashes[chosen.matched_blocks :]
+        new = self._hashes(chosen.instance, prompt)[chosen.matched_blocks :]
         if not len(new):
             return _nothing
         ticket = self._index.reserve(chosen.instance, new)
@@ -155,12 +210,14 @@ class Dispatcher:
 
         return forget
 
-    def _views(self, instances: Sequence[Instance], prompt: Prompt | None, tokens: int) -> list[InstanceView]:
+    def _views(
+        self, instances: Sequence[Instance], prompt: Prompt | None, tokens: int, now_s: float
+    ) -> list[InstanceView]:
         sizes, matches = self._index.instances(), dict[str, InstanceMatch]()
         for size, hashes in (prompt.hashes if prompt is not None else {}).items():
             same = [instance.id for instance in instances if sizes.get(instance.id) == size]
             matches |= self._index.match(hashes, same)
-        views, now_s = [], time.monotonic()
+        views = []
         held_back = _held_back(instances, now_s) if now_s < self._fleet.warm_at_s else ()
         for instance in instances:
             match = matches.get(instance.id)
@@ -179,9 +236,8 @@ class Dispatcher:
                 InstanceView(
                     instance.id,
                     hits,
-                    instance.load.queued_tokens,
-                    instance.load.running,
-                    instance.rates,
+                    instance.load,
+                    self._around(instance, now_s),
                     healthy=instance.takes_requests and instance not in held_back,
                     exact=match is not None and match.knowledge is Knowledge.COMPLETE,
                     pending_tokens=pending,
@@ -189,6 +245,13 @@ class Dispatcher:
                 )
             )
         return views
+
+    def _around(self, instance: Instance, now_s: float) -> Surroundings:
+        place = self.places.place(instance.id)
+        self.places.look(place, instance.load.decoding, now_s)
+        facts = instance.facts
+        capacity = instance.spec.capacity_tokens or (None if facts is None else facts.capacity_tokens)
+        return Surroundings(place.due_rate, place.odds, capacity)
 
 
 def _held_back(instances: Sequence[Instance], now_s: float) -> Sequence[Instance]:

@@ -70,7 +70,8 @@ class Failover:
         takeover: Takeover | None = None
         for _ in range(self._options.attempts):
             cannot = unable if takeover is None else unable | self._dispatcher.without(model, takeover.can)
-            route = self._dispatcher.route(model, draft.prompt, len(ask.body), tried | cannot)
+            run = draft.link.run_id if draft.link is not None else None
+            route = self._dispatcher.route(model, draft.prompt, len(ask.body), tried | cannot, run)
             if route is None:
                 break
             draft.decision, draft.watch, draft.routed_ns = route.decision, route.watch, draft.now_ns()

@@ -20,8 +20,9 @@ from engine_adapter.errors import ConnectFailed, UpstreamError
 from engine_adapter.http import UpstreamClient
 from gateway.breaker import Breaker, BreakerOptions, State, Ticket
 from gateway.feeds import Feed
+from gateway.policy.costs import EngineCosts, Rates
+from gateway.policy.load import Load
 from gateway.residency import new_scores, predicted_residency
-from gateway.routing import Load, Rates
 from gateway.snapshots import RANK_MARK, IndexSnapshots
 from gateway.told_loads import LoadTeller, ToldLoad, follow_load
 from kvstore.event_wire import FLUSHED_TIERS
@@ -102,9 +103,8 @@ class Instance:
         self.breaker = Breaker(breaker or BreakerOptions(), random.Random(spec.id))
         self.silent_since_s: float | None = None  # when probes began to meet nobody, or silence (monotonic)
         self.id = spec.id  # its name
-        self.rates = rates
         self._idle = asyncio.Event()
-        self.load = Load(on_idle=self._idle.set)
+        self.load = Load(EngineCosts(rates), on_idle=self._idle.set)
         self.facts: InstanceFacts | None = None
         self.is_healthy = False
         self.is_draining = False
@@ -119,6 +119,11 @@ class Instance:
     def models(self) -> tuple[str, ...]:
         """The models that it serves, by its own names."""
         return self.spec.models or (self.facts.models if self.facts is not None else ())
+
+    @property
+    def rates(self) -> Rates:
+        """How fast it is, as far as that is learned."""
+        return self.load.costs.learned()
 
     @property
     def takes_requests(self) -> bool:

@@ -1,56 +1,34 @@
 """Where a request goes: values in, values out. No clock, no I/O, no state but what the caller hands in.
 
-The score is the expected time to the first token on each instance::
-
-    (prompt tokens queued there + my uncached tokens) / its prefill rate + Σ tier: my hit tokens in it / its fetch rate
-
-Hits in the device tier cost nothing; hits in slower tiers cost their fetch; what requests already routed there are
-about to bring is queued with them and is not computed again for me. The smallest score wins, ties go by a seeded random
-choice, so that equal instances share a burst. What is routed is reserved at once (``Load``), so that the next decision
-sees it, and is released exactly once.
+Every instance is priced (``gateway.policy.pricing``): the expected time to the first token there, and with it what
+others would wait for this request. The default policy takes the smallest price; others look at other things and the
+price stands beside their choice on the trace. Ties go by a seeded random choice, so that equal instances share a burst.
+What is routed is reserved at once (``gateway.policy.load``), so that the next decision sees it, and is released exactly
+once.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+import xxhash
 
-from kvstore.page import Tier
+from gateway.policy.costs import EngineCosts, Rates
+from gateway.policy.load import Load, Reservation, total
+from gateway.policy.pricing import Asked, Held, Price, Surroundings, price
 from tracing.record import Candidate, Decision
 
+__all__ = [
+    "NO_HITS", "POLICIES", "Asked", "EngineCosts", "InstanceView", "Load", "Policy", "Rates", "Request", "Reservation",
+    "Surroundings", "decide", "total", "usable_hits",
+]  # fmt: skip
+
 NO_HITS = (0, 0, 0, 0)
+UNKNOWN = Surroundings()
 _NANO = 1_000_000_000
-_LEARNING_WEIGHT = 0.2
-_LEAST_LEARNED_TOKENS = 64
-"""Below this many computed tokens an answer's delay is overhead and says nothing about the prefill rate."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """How fast an instance computes a prompt and reads pages of each tier, in tokens a second."""
-
-    prefill: float
-    host: float
-    disk: float
-    pool: float
-
-    def fetch_s(self, hit_tokens: Sequence[int]) -> float:
-        """Return the time to bring these hits (by tier) to the device."""
-        return hit_tokens[Tier.HOST] / self.host + hit_tokens[Tier.DISK] / self.disk + hit_tokens[Tier.POOL] / self.pool
-
-    def learned(self, computed_tokens: int, elapsed_s: float) -> Rates:
-        """Return the rates after an answer whose first token came ``elapsed_s`` after it was sent.
-
-        ``computed_tokens``: what the instance had to compute for it, its queue at that time included.
-        """
-        if computed_tokens < _LEAST_LEARNED_TOKENS or elapsed_s <= 0:
-            return self
-        sample = computed_tokens / elapsed_s
-        return replace(self, prefill=self.prefill * (1 - _LEARNING_WEIGHT) + sample * _LEARNING_WEIGHT)
 
 
 class InstanceView(
@@ -64,9 +42,8 @@ class InstanceView(
 
     instance: str
     hit_tokens: tuple[int, int, int, int]
-    queued_tokens: int
-    running: int
-    rates: Rates
+    load: Load
+    around: Surroundings = UNKNOWN
     healthy: bool = True
     exact: bool = True
     pending_tokens: int = 0
@@ -76,11 +53,14 @@ class InstanceView(
         """Return what would have to be computed there for this prompt alone."""
         return max(prompt_tokens - sum(self.hit_tokens) - self.pending_tokens, 0)
 
-    def expected_ttft_s(self, prompt_tokens: int) -> float:
-        """Return the score: see the module."""
-        computed = self.queued_tokens + self.fresh_tokens(prompt_tokens)
-        fetch_s = 0.0 if self.hit_tokens == NO_HITS else self.rates.fetch_s(self.hit_tokens)
-        return computed / self.rates.prefill + fetch_s
+
+class Request(msgspec.Struct, frozen=True):
+    """What is to be routed. ``group``: what ``session-hash`` keeps together: a run, or an opening."""
+
+    asked: Asked
+    group: str = ""
+    pulls: bool = False
+    """Whether an instance can read pages from another's device."""
 
 
 class Policy(Protocol):
@@ -90,28 +70,49 @@ class Policy(Protocol):
     def name(self) -> str:
         """What the settings call it."""
 
-    def scores(self, views: Sequence[InstanceView], expected_ttft_s: Sequence[float]) -> Sequence[float]:
-        """Return one number for each view, whose expected time to the first token is given; the smallest wins."""
+    def scores(self, views: Sequence[InstanceView], prices: Sequence[Price], request: Request) -> Sequence[float]:
+        """Return one number for each view, whose price is given; the smallest wins."""
 
 
 class ExpectedTtft:
-    """The smallest expected time to the first token."""
+    """The smallest price: the expected time to the first token, and what others would wait for this request."""
 
     name = "expected-ttft"
 
-    def scores(self, views: Sequence[InstanceView], expected_ttft_s: Sequence[float]) -> Sequence[float]:
+    def scores(self, views: Sequence[InstanceView], prices: Sequence[Price], request: Request) -> Sequence[float]:
         """Return seconds."""
-        return expected_ttft_s
+        return [each.cost_s for each in prices]
 
 
 class FewestRequests:
-    """The fewest requests that are not answered yet."""
+    """The fewest requests that are not over yet."""
 
     name = "fewest-requests"
 
-    def scores(self, views: Sequence[InstanceView], expected_ttft_s: Sequence[float]) -> Sequence[float]:
+    def scores(self, views: Sequence[InstanceView], prices: Sequence[Price], request: Request) -> Sequence[float]:
         """Return counts."""
-        return [float(view.running) for view in views]
+        return [float(view.load.running) for view in views]
+
+
+class FewestTokens:
+    """The fewest tokens of prompts that wait, then of what is there at all."""
+
+    name = "fewest-tokens"
+
+    def scores(self, views: Sequence[InstanceView], prices: Sequence[Price], request: Request) -> Sequence[float]:
+        """Return tokens; those held weigh a thousandth, which decides between equals."""
+        return [view.load.queued_tokens + view.load.held_tokens / 1000 for view in views]
+
+
+class LongestPrefix:
+    """The longest run of the prompt that is there or on its way, then the fewest requests. Heeds no load."""
+
+    name = "prefix"
+
+    def scores(self, views: Sequence[InstanceView], prices: Sequence[Price], request: Request) -> Sequence[float]:
+        """Return tokens that are missing; a request weighs a thousandth of one."""
+        prompt = request.asked.prompt_tokens
+        return [view.fresh_tokens(prompt) + view.load.running / 1000 for view in views]
 
 
 class RoundRobin:
@@ -122,7 +123,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._turn = 0
 
-    def scores(self, views: Sequence[InstanceView], expected_ttft_s: Sequence[float]) -> Sequence[float]:
+    def scores(self, views: Sequence[InstanceView], prices: Sequence[Price], request: Request) -> Sequence[float]:
         """Return distances from whose turn it is."""
         order = sorted(range(len(views)), key=lambda position: views[position].instance)
         start, self._turn = self._turn % len(views), self._turn + 1
@@ -130,14 +131,29 @@ class RoundRobin:
         return [float(distance[position]) for position in range(len(views))]
 
 
-POLICIES = {policy.name: policy for policy in (ExpectedTtft, FewestRequests, RoundRobin)}
+class SessionHash:
+    """Always the same instance for the same run: the highest hash of both wins, so that few move when one goes."""
+
+    name = "session-hash"
+
+    def scores(self, views: Sequence[InstanceView], prices: Sequence[Price], request: Request) -> Sequence[float]:
+        """Return hashes."""
+        seed = xxhash.xxh3_64_intdigest(request.group.encode())
+        return [-float(xxhash.xxh3_64_intdigest(view.instance.encode(), seed)) for view in views]
+
+
+POLICIES = {
+    policy.name: policy
+    for policy in (ExpectedTtft, FewestRequests, FewestTokens, LongestPrefix, RoundRobin, SessionHash)
+}
 
 
 def decide(
     views: Sequence[InstanceView],
-    prompt_tokens: int,
+    request: Request,
     policy: Policy,
     chance: random.Random,
+    now_s: float,
     *,
     hashed: bool = True,
     without: frozenset[str] = frozenset(),
@@ -146,20 +162,35 @@ def decide(
 
     ``hashed``: the hits come from the prompt's token ids. The decision shows every view, unhealthy ones included.
     """
-    expected = [view.expected_ttft_s(prompt_tokens) for view in views]
     able = [at for at, view in enumerate(views) if view.healthy and view.instance not in without]
     if not able:
         return None
-    scores = policy.scores([views[at] for at in able], [expected[at] for at in able])
+    source = max(able, key=lambda at: views[at].hit_tokens[0]) if request.pulls else None
+    prices = _prices(views, request, source, now_s)
+    scores = policy.scores([views[at] for at in able], [prices[at] for at in able], request)
     least = min(scores)
-    chosen = views[chance.choice([at for at, score in zip(able, scores, strict=True) if score == least])]
+    best = chance.choice([at for at, score in zip(able, scores, strict=True) if score == least])
+    chosen, fetch = views[best], prices[best].fetch
     return Decision(
         policy=policy.name,
         instance=chosen.instance,
-        candidates=tuple(map(_candidate, views, expected)),
+        candidates=tuple(map(_candidate, views, prices)),
         predicted_hit_tokens=sum(chosen.hit_tokens),
         exact=hashed and chosen.exact,
+        fetch_tokens=tuple(fetch) if fetch is not None else None,
+        fetch_from=views[source].instance if source is not None and fetch is not None and fetch.peer else None,
     )
+
+
+def _prices(views: Sequence[InstanceView], request: Request, source: int | None, now_s: float) -> list[Price]:
+    mean_due = sum([view.around.due_rate for view in views]) / len(views)
+    busy = sum([view.load.busy_share for view in views]) / len(views)
+    pullable = views[source].hit_tokens[0] if source is not None else 0
+    asked, prices = request.asked, []
+    for at, view in enumerate(views):
+        held, pull = Held(*view.hit_tokens, view.pending_tokens), 0 if at == source else pullable
+        prices.append(price(view.load, held, asked, view.around, now_s, mean_due, busy, pull))
+    return prices
 
 
 def usable_hits(tier_blocks: Sequence[int], block_size: int, prompt_tokens: int) -> tuple[int, int, int, int]:
@@ -179,52 +210,12 @@ def usable_hits(tier_blocks: Sequence[int], block_size: int, prompt_tokens: int)
     return device, host, disk, pool
 
 
-def _candidate(view: InstanceView, expected_ttft_s: float) -> Candidate:
-    return Candidate(view.instance, view.hit_tokens, view.queued_tokens, int(expected_ttft_s * _NANO), view.healthy)
-
-
-class Load:
-    """What was routed to one instance and is not answered yet. ``queued_tokens``: prompts with no first token yet."""
-
-    __slots__ = ("on_idle", "queued_tokens", "running")
-
-    def __init__(self, on_idle: Callable[[], None] | None = None) -> None:
-        self.on_idle = on_idle
-        self.queued_tokens = 0
-        self.running = 0
-
-    def reserve(self, uncached_tokens: int) -> Reservation:
-        """Count a request from now on."""
-        self.running += 1
-        self.queued_tokens += uncached_tokens
-        return Reservation(self, uncached_tokens, ahead_tokens=self.queued_tokens)
-
-
-class Reservation:
-    """One request's share of a load. ``ahead_tokens``: what was queued when it joined, itself included."""
-
-    __slots__ = ("_load", "_queued", "_running", "ahead_tokens")
-
-    def __init__(self, load: Load, queued: int, ahead_tokens: int) -> None:
-        self._load, self._queued, self._running = load, queued, True
-        self.ahead_tokens = ahead_tokens
-
-    def answered(self) -> None:
-        """The first token came: the prompt no longer queues. Idempotent."""
-        self._load.queued_tokens -= self._queued
-        self._queued = 0
-
-    def release(self) -> None:
-        """The request is over. Idempotent."""
-        self.answered()
-        if self._running:
-            self._running = False
-            self._load.running -= 1
-            if not self._load.running and self._load.on_idle is not None:
-                self._load.on_idle()
-
-
-def total(loads: Iterable[Load]) -> tuple[int, int]:
-    """Return requests running and prompt tokens queued over all loads."""
-    listed = list(loads)
-    return sum(load.running for load in listed), sum(load.queued_tokens for load in listed)
+def _candidate(view: InstanceView, found: Price) -> Candidate:
+    return Candidate(
+        view.instance,
+        view.hit_tokens,
+        view.load.queued_tokens,
+        int(found.ttft_s * _NANO),
+        view.healthy,
+        cost_ns=int(found.cost_s * _NANO),
+    )

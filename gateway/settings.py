@@ -102,7 +102,9 @@ class StreamSettings(_Strict):
 class RoutingSettings(_Strict):
     """How an instance is chosen. Rates are where learning starts."""
 
-    policy: Literal["expected-ttft", "fewest-requests", "round-robin"] = "expected-ttft"
+    policy: Literal[
+        "expected-ttft", "fewest-requests", "fewest-tokens", "prefix", "round-robin", "session-hash"
+    ] = "expected-ttft"
     seed: int = 0
     prefill_tokens_per_s: Annotated[float, Field(gt=0)] = 2_000.0
     host_tokens_per_s: Annotated[float, Field(gt=0)] = 200_000.0

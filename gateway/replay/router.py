@@ -13,11 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gateway.policy.costs import EngineCosts
+from gateway.policy.load import Load, Reservation, total
+from gateway.policy.places import Places
 from gateway.replay.engine_model import Flight
 from gateway.replay.errors import ParameterError
 from gateway.replay.performance import EnginePerformance
 from gateway.replay.workload import Workload
-from gateway.routing import POLICIES, InstanceView, Load, Reservation, decide, total, usable_hits
+from gateway.routing import POLICIES, InstanceView, Request, Surroundings, decide, usable_hits
 from kvstore.page import Tier
 from radix_index.base import HashArray, Knowledge, PrefixIndex
 from radix_index.predict import Expectation, PredictedResidency
@@ -47,7 +50,8 @@ class _Routed:
     """What is kept of a request until its end."""
 
     reservation: Reservation
-    sent_s: float
+    run: int
+    tip: int | None
     expectation: Expectation | None
 
 
@@ -68,13 +72,14 @@ class SimulatedRouter:
             raise ParameterError(f"there is no policy {options.policy!r}; there are {', '.join(POLICIES)}")
         self.index, self.options = index, options
         self.decision_ns: list[int] = []
-        self.loads = {name: Load() for name in instances}
+        self.loads = {name: Load(EngineCosts(performance.rates())) for name in instances}
+        self.places = Places()
         self.predictions: dict[str, PredictedResidency] = {}
         self._workload = workload
         self._block = workload.header.block_tokens
         self._policy = POLICIES[options.policy]()
         self._chance = random.Random(options.seed)
-        self._rates = dict.fromkeys(instances, performance.rates())
+        self._capacity = performance.device_tokens
         self._routed: dict[Flight, _Routed] = {}
         self._events: deque[tuple[float, str, Tier, bool, tuple[int, ...]]] = deque()
         for name in instances:
@@ -95,29 +100,47 @@ class SimulatedRouter:
         hashes = self._workload.hashes(flight.request.path)
         begun_ns = time.perf_counter_ns()
         prompt_tokens = flight.request.prompt_tokens
-        decision = decide(self._views(hashes, prompt_tokens), prompt_tokens, self._policy, self._chance)
+        run, request = self._request(flight)
+        decision = decide(self._views(hashes, prompt_tokens, now_s), request, self._policy, self._chance, now_s)
         assert decision is not None  # simulated instances are always healthy
-        reservation = self.loads[decision.instance].reserve(max(prompt_tokens - decision.predicted_hit_tokens, 0))
+        reservation = self.loads[decision.instance].reserve(
+            prompt_tokens,
+            max(prompt_tokens - decision.predicted_hit_tokens, 0),
+            now_s,
+            request.asked.output_tokens,
+            decision.fetch_tokens,
+        )
+        self.places.begun(run, reservation.prompt_s, now_s)
         self.decision_ns.append(time.perf_counter_ns() - begun_ns)
         flight.instance, flight.predicted_hit_tokens = decision.instance, decision.predicted_hit_tokens
         prediction = self.predictions.get(decision.instance)
         expectation = None if prediction is None else prediction.expect(hashes, prompt_tokens)
-        self._routed[flight] = _Routed(reservation, now_s, expectation)
+        tip = int(hashes[-1]) if len(hashes) else None
+        self._routed[flight] = _Routed(reservation, run, tip, expectation)
         return decision.instance
+
+    def _request(self, flight: Flight) -> tuple[int, Request]:
+        """Return the run that a flight belongs to, and what is to be routed; in open traces every flight is its own."""
+        request = flight.request
+        run = request.session if request.session >= 0 else -1 - request.number
+        return run, Request(self.places.asked(run, request.prompt_tokens), str(run))
 
     def first_token(self, flight: Flight, now_s: float) -> None:
         """The first token of a request was seen."""
         routed = self._routed[flight]
-        rates = self._rates[flight.instance]
-        self._rates[flight.instance] = rates.learned(routed.reservation.ahead_tokens, now_s - routed.sent_s)
-        routed.reservation.answered()
+        routed.reservation.answered(now_s)
         if routed.expectation is not None:
             self.predictions[flight.instance].computed(routed.expectation)
 
     def finished(self, flight: Flight) -> None:
         """A request is over and its usage known."""
         routed = self._routed.pop(flight)
-        routed.reservation.release()
+        now_s, instance, output = flight.finished_s, flight.instance, flight.request.output_tokens
+        routed.reservation.release(now_s)
+        if not flight.was_refused:
+            routed.reservation.counted(output)
+            self.places.outputs.seen(routed.run, output)
+            self.places.ended(routed.run, instance, routed.tip, now_s, lambda block: self._is_held(instance, block))
         if routed.expectation is not None and not flight.was_refused:
             self.predictions[flight.instance].answered(routed.expectation, sum(flight.hit_tokens))
 
@@ -126,19 +149,26 @@ class SimulatedRouter:
         assert not self._routed
         assert total(self.loads.values()) == (0, 0)
 
-    def _views(self, hashes: HashArray, prompt_tokens: int) -> list[InstanceView]:
+    def _is_held(self, instance: str, block: int) -> bool:
+        return self.index.match([block], (instance,))[instance].tier_blocks[Tier.DEVICE] > 0
+
+    def _views(self, hashes: HashArray, prompt_tokens: int, now_s: float) -> list[InstanceView]:
         matches = self.index.match(hashes)
         return [
             InstanceView(
                 instance=name,
                 hit_tokens=usable_hits(matches[name].tier_blocks, self._block, prompt_tokens),
-                queued_tokens=load.queued_tokens,
-                running=load.running,
-                rates=self._rates[name],
+                load=load,
+                around=self._around(name, load, now_s),
                 exact=matches[name].knowledge is Knowledge.COMPLETE,
             )
             for name, load in self.loads.items()
         ]
+
+    def _around(self, name: str, load: Load, now_s: float) -> Surroundings:
+        place = self.places.place(name)
+        self.places.look(place, load.decoding, now_s)
+        return Surroundings(place.due_rate, place.odds, self._capacity)
 
     def _apply_events(self, now_s: float) -> None:
         """Let the index see what it can know by now."""

@@ -7,6 +7,7 @@ when it died is released when the one in its place says hello.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from itertools import count
 from typing import Any, Protocol
@@ -55,7 +56,7 @@ class SharedLoads:
 
     def _hello(self, worker: int) -> None:
         for reservation in self._theirs.pop(worker, {}).values():
-            reservation.release()
+            reservation.release(time.monotonic())
 
     def _reserved_there(self, worker: int, instance: str, name: int, words: tuple[Any, ...]) -> None:
         load = self._load_of(instance)

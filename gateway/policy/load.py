@@ -1,0 +1,195 @@
+"""What was routed to one instance and is not over: reserved at the decision, released exactly once, learned from.
+
+An engine computes prompts one after the other in the order they came. So the one at the head of the queue began when it
+came or when the one before it gave its first token, and its cost is learned from that time on: its wait is no cost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from gateway.policy.costs import EngineCosts, Fetch
+
+_LEAST_LEARNED_TOKENS = 64
+"""Below this many computed tokens an answer's delay is overhead and says nothing about the rate."""
+
+_LEAST_LEARNED_OUTPUT = 9
+_OVERDUE = 0.1
+"""A prompt that takes longer than expected is expected to take this share of its time so far in addition."""
+
+_LOST_AFTER_S = 2.0
+_LATELY_S = 60.0
+_WAITS, _DECODES, _OVER = "waits", "decodes", "over"
+
+
+class Load:
+    """The load of one instance. Times are seconds of any one clock that never runs back."""
+
+    __slots__ = ("_context_s", "_free_s", "_prompt_s", "_seen_s", "_waiting", "busy_share", "context_tokens", "costs",
+                 "decoding", "held_output", "held_tokens", "link_free_s", "on_idle", "queued_s", "queued_tokens",
+                 "running")  # fmt: skip
+
+    def __init__(self, costs: EngineCosts, on_idle: Callable[[], None] | None = None) -> None:
+        self.costs, self.on_idle = costs, on_idle
+        self.running = 0  # requests that are not over
+        self.decoding = 0  # of them those that gave a first token
+        self.queued_tokens = 0  # new tokens of the others
+        self.queued_s = 0.0  # what these will take
+        self.context_tokens = 0.0  # of those decoding
+        self.held_tokens = 0.0  # prompt and output of all, as far as it is foreseen
+        self.held_output = 0.0  # the output of it
+        self.link_free_s = -math.inf  # when the fetches that were begun will be over
+        self.busy_share = 0.0  # of the time lately, in which prompts were computed
+        self._waiting: dict[Reservation, None] = {}
+        self._free_s = -math.inf  # when the last prompt was done
+        self._context_s = self._prompt_s = 0.0  # integrals over time: context decoding, and prompts under way
+        self._seen_s = -math.inf
+
+    def backlog_s(self, now_s: float) -> float:
+        """Return the time until all prompts that came before now will be computed. O(1)."""
+        if not self._waiting:
+            return 0.0
+        head = next(iter(self._waiting))
+        elapsed = now_s - (head.ready_s if head.ready_s > self._free_s else self._free_s)
+        left = head.prompt_s - elapsed
+        if left < _OVERDUE * elapsed:
+            # An answer that is not streamed shows no first token: after a while its prompt no longer counts.
+            left = _OVERDUE * elapsed if elapsed < 4 * head.prompt_s + _LOST_AFTER_S else 0.0
+        return max(self.queued_s - head.prompt_s, 0.0) + left
+
+    def reserve(
+        self,
+        prompt_tokens: int,
+        new_tokens: int,
+        now_s: float,
+        output_tokens: float = 0.0,
+        fetch: tuple[int, int, int, int] | None = None,
+    ) -> Reservation:
+        """Count a request from now on: so many of its tokens are computed, and so many fetched. Plain values only."""
+        self._pass(now_s)
+        reservation = Reservation(self, prompt_tokens, new_tokens, now_s, output_tokens, fetch)
+        self._waiting[reservation] = None
+        self.running += 1
+        self.queued_tokens += new_tokens
+        self.queued_s += reservation.prompt_s
+        self.held_tokens += prompt_tokens + output_tokens
+        self.held_output += output_tokens
+        return reservation
+
+    def check(self) -> None:
+        """Verify the sums; raises ``AssertionError``. O(waiting)."""
+        assert self.running >= len(self._waiting) + self.decoding - 1e-9
+        assert self.queued_tokens == sum(each.new_tokens for each in self._waiting)
+        assert abs(self.queued_s - sum(each.prompt_s for each in self._waiting)) <= 1e-6 * max(self.queued_s, 1.0)
+        if not self.running:
+            assert not self._waiting
+            assert (self.decoding, self.held_tokens, self.context_tokens) == (0, 0.0, 0.0)
+
+    def _pass(self, now_s: float) -> None:
+        passed = now_s - self._seen_s
+        if passed > 0:
+            if self._seen_s > -math.inf:
+                self._context_s += passed * self.context_tokens
+                kept = math.exp(-passed / _LATELY_S)
+                self.busy_share *= kept
+                if self._waiting:
+                    self._prompt_s += passed
+                    self.busy_share += 1 - kept
+            self._seen_s = now_s
+
+    def _leave(self, reservation: Reservation) -> bool:
+        """Take a prompt from the queue; tell whether it was at its head."""
+        was_head = next(iter(self._waiting)) is reservation
+        del self._waiting[reservation]
+        self.queued_tokens -= reservation.new_tokens
+        self.queued_s = self.queued_s - reservation.prompt_s if self._waiting else 0.0
+        return was_head
+
+
+class Reservation:
+    """One request's share of a load."""
+
+    __slots__ = ("_begun", "_beside", "_fetch", "_load", "_span", "_state", "came_s", "new_tokens", "output_tokens",
+                 "prompt_s", "prompt_tokens", "ready_s")  # fmt: skip
+
+    def __init__(
+        self,
+        load: Load,
+        prompt_tokens: int,
+        new_tokens: int,
+        now_s: float,
+        output_tokens: float,
+        fetch: tuple[int, int, int, int] | None,
+    ) -> None:
+        self._load, self.prompt_tokens, self.new_tokens = load, prompt_tokens, new_tokens
+        self.came_s, self.output_tokens = now_s, output_tokens
+        self._beside, self._fetch = load.context_tokens, None if fetch is None else Fetch(*fetch)
+        self.prompt_s = load.costs.prompt_s(new_tokens, prompt_tokens - new_tokens, self._beside)
+        self.ready_s = now_s
+        if self._fetch is not None:
+            self.ready_s = load.link_free_s = max(now_s, load.link_free_s) + load.costs.fetch_s(self._fetch)
+        self._state = _WAITS
+        self._begun = (now_s, 0.0, 0.0)
+        self._span: tuple[float, float, float] | None = None
+
+    @property
+    def _context(self) -> float:
+        return self.prompt_tokens + 0.5 * self.output_tokens
+
+    def answered(self, now_s: float) -> None:
+        """The first token came: the prompt no longer queues, and what it took is learned. Idempotent."""
+        if self._state is not _WAITS:
+            return
+        load = self._load
+        load._pass(now_s)
+        self._state, self._begun = _DECODES, (now_s, load._context_s, load._prompt_s)
+        began_s = max(self.ready_s, load._free_s)
+        was_head = load._leave(self)
+        load._free_s = now_s
+        load.decoding += 1
+        load.context_tokens += self._context
+        if not was_head:
+            return
+        if self._fetch is None:
+            if self.new_tokens >= _LEAST_LEARNED_TOKENS:
+                context = self.prompt_tokens - self.new_tokens
+                load.costs.learn_prompt(self.new_tokens, context, self._beside, now_s - began_s)
+        elif self.came_s >= began_s - load.costs.fetch_s(self._fetch) and load.link_free_s == self.ready_s:
+            load.costs.learn_fetch(self._fetch, now_s - self.came_s - self.prompt_s)  # nothing was ahead of it
+
+    def release(self, now_s: float) -> None:
+        """The request is over. Idempotent."""
+        if self._state is _OVER:
+            return
+        load = self._load
+        load._pass(now_s)
+        if self._state is _WAITS:
+            load._leave(self)
+        else:
+            load.decoding -= 1
+            load.context_tokens -= self._context
+            since_s, context_s, prompt_s = self._begun
+            if (took_s := now_s - since_s) > 0:
+                self._span = took_s, load._context_s - context_s, load._prompt_s - prompt_s
+        self._state = _OVER
+        load.held_tokens -= self.prompt_tokens + self.output_tokens
+        load.held_output -= self.output_tokens
+        load.running -= 1
+        if not load.running:
+            load.held_tokens = load.held_output = load.context_tokens = 0.0  # no rounding stays behind
+            if load.on_idle is not None:
+                load.on_idle()
+
+    def counted(self, output_tokens: int) -> None:
+        """The answer, which is over, came to so many tokens. Once, and only for whole answers."""
+        if self._span is not None and output_tokens >= _LEAST_LEARNED_OUTPUT:
+            took_s, context_s, prompt_s = self._span
+            self._load.costs.learn_step(context_s / took_s, prompt_s / took_s, took_s / output_tokens)
+        self._span = None
+
+
+def total(loads: Iterable[Load]) -> tuple[int, int]:
+    """Return requests running and prompt tokens queued over all loads."""
+    listed = list(loads)
+    return sum(load.running for load in listed), sum(load.queued_tokens for load in listed)

@@ -1,0 +1,104 @@
+"""What is known of the runs and of the instances they live on: who will come back, where, how soon and for how much."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+from gateway.policy.outputs import OutputLengths
+from gateway.policy.pricing import Asked
+from gateway.policy.reuse import Frontier, ReuseOdds
+
+_HORIZON_S = 10.0
+"""How far ahead the steps that are due somewhere are counted: as long as large prompts take."""
+
+_FORGET_S = 900.0
+_LOOK_AGAIN_S = 0.5
+_MOST_RUNS = 65_536
+_SQUARE_WEIGHT = 0.01
+
+
+@dataclass(slots=True)
+class Place:
+    """One instance, as runs see it."""
+
+    frontier: Frontier = field(default_factory=Frontier)
+    idle: OrderedDict[Hashable, float] = field(default_factory=OrderedDict)  # run → when its last step ended here
+    due_rate: float = 0.0
+    counted_s: float = -1.0
+    odds: float = 0.0  # that what is given up here would have been used again
+
+
+class Places:
+    """Where runs are. Clocks are given; O(1) a call, but for ``due_rate``: O(idle runs) twice a second at most."""
+
+    def __init__(self) -> None:
+        self.odds, self.outputs = ReuseOdds(), OutputLengths()
+        self.mean_square_s = 0.0  # of what prompts take
+        self._places: dict[str, Place] = {}
+        self._last: OrderedDict[Hashable, tuple[str, float]] = OrderedDict()  # run → where its last step ended, when
+
+    def place(self, instance: str) -> Place:
+        """Return what is known of an instance."""
+        found = self._places.get(instance)
+        if found is None:
+            found = self._places[instance] = Place()
+        return found
+
+    def forget(self, instance: str) -> None:
+        """The instance is gone, or has lost its cache."""
+        self._places.pop(instance, None)
+
+    def asked(self, run: Hashable | None, prompt_tokens: int) -> Asked:
+        """Return a request as it is priced; ``run`` is ``None`` where it belongs to none."""
+        output = self.outputs.expected(run)
+        if run is None:
+            return Asked(prompt_tokens, output)
+        if run in self._last:
+            return Asked(prompt_tokens, output, has_home=True)
+        return Asked(prompt_tokens, output, self.odds.further_steps(), self.mean_square_s)
+
+    def is_new(self, run: Hashable) -> bool:
+        """Tell whether no step of this run has ended yet, as far as is remembered."""
+        return run not in self._last
+
+    def begun(self, run: Hashable, prompt_s: float, now_s: float) -> None:
+        """A step of this run was routed; its prompt is expected to take ``prompt_s``."""
+        self.mean_square_s += _SQUARE_WEIGHT * (prompt_s * prompt_s - self.mean_square_s)
+        last = self._last.get(run)
+        if last is not None:
+            instance, ended_s = last
+            if self.place(instance).idle.pop(run, None) is not None:
+                self.odds.came_back(now_s - ended_s)
+
+    def ended(
+        self, run: Hashable, instance: str, tip: int | None, now_s: float, is_resident: Callable[[int], bool]
+    ) -> None:
+        """A step of this run ended; ``tip`` is its prompt's last full block."""
+        self.odds.ended()
+        place = self.place(instance)
+        place.idle.pop(run, None)
+        place.idle[run] = now_s
+        self._last.pop(run, None)
+        self._last[run] = instance, now_s
+        if len(self._last) > _MOST_RUNS:
+            self._last.popitem(last=False)
+        if tip is not None:
+            place.frontier.used(run, tip, now_s, is_resident)
+
+    def look(self, place: Place, decoding: int, now_s: float) -> None:
+        """Count anew, where that was long ago, the steps a second that are due at an instance, and its odds.
+
+        Half of those that decode there are taken to end in time to come back.
+        """
+        if 0 <= now_s - place.counted_s < _LOOK_AGAIN_S:
+            return
+        idle = place.idle
+        while idle and (now_s - idle[oldest := next(iter(idle))] > _FORGET_S or len(idle) > _MOST_RUNS):
+            del idle[oldest]
+        within = self.odds.within
+        due = sum([within(now_s - ended_s, _HORIZON_S) for ended_s in idle.values()])
+        place.due_rate = (due + 0.5 * decoding * within(0.0, _HORIZON_S)) / _HORIZON_S
+        place.odds = self.odds.after(place.frontier.age_s)
+        place.counted_s = now_s

@@ -1,0 +1,99 @@
+"""How likely it is that what a request pushes out would have been used again, and when a run's next step will come.
+
+Two things are watched. For each instance the *frontier*: the age, since its last use, of what its cache gives up now,
+read from the last blocks of the prompts that ended there and their fate in the index. For all of them together the gaps
+between one step of a run and the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+_SMOOTHING = 0.1
+_LOOKS = 4
+_MOST_TIPS = 4096
+_FIRST_AGE_S, _AGE_RATIO, _AGES = 1.0, 1.5, 24
+_DECAY_EVERY, _DECAY = 4096.0, 0.5
+
+
+class Frontier:
+    """The idle age at which one instance gives up blocks; infinite while it gives up nothing."""
+
+    __slots__ = ("_tips", "age_s")
+
+    def __init__(self) -> None:
+        self._tips: OrderedDict[Hashable, tuple[int, float]] = OrderedDict()  # run → its last block, last use
+        self.age_s = math.inf
+
+    def used(self, run: Hashable, tip: int, now_s: float, is_resident: Callable[[int], bool]) -> None:
+        """A step of ``run`` ended here, whose prompt's last full block is ``tip``. Looks after a few of the oldest."""
+        self._tips.pop(run, None)
+        for _ in range(_LOOKS):
+            if not self._tips:
+                break
+            oldest = next(iter(self._tips))
+            block, used_s = self._tips[oldest]
+            age_s = now_s - used_s
+            if is_resident(block):
+                if age_s <= 2 * self.age_s and len(self._tips) < _MOST_TIPS:
+                    break  # nothing younger can be gone
+            else:
+                self.age_s = age_s if self.age_s == math.inf else self.age_s + _SMOOTHING * (age_s - self.age_s)
+            del self._tips[oldest]  # gone, or kept alive by others, which tells nothing
+        self._tips[run] = tip, now_s
+
+
+class ReuseOdds:
+    """What becomes of a run that is idle, from the gaps between the steps of all runs. O(age classes) a question."""
+
+    __slots__ = ("_gaps", "_steps")
+
+    def __init__(self) -> None:
+        self._steps = 0.0
+        self._gaps = [0.0] * (_AGES + 1)  # by age class
+
+    def ended(self) -> None:
+        """A step ended: another may follow, or never."""
+        self._steps += 1
+        if self._steps >= _DECAY_EVERY:
+            self._steps *= _DECAY
+            self._gaps = [count * _DECAY for count in self._gaps]
+
+    def came_back(self, gap_s: float) -> None:
+        """The next step of a run came so long after the one before had ended."""
+        self._gaps[_age_class(gap_s)] += 1
+
+    def after(self, age_s: float) -> float:
+        """Return the odds, 0 … 1, that something idle for ``age_s`` is used again."""
+        if age_s == math.inf:
+            return 0.0
+        at = _age_class(age_s)
+        older = sum(self._gaps[at:])
+        return (older + 1.0) / (self._idle_at(at, older) + 2.0)
+
+    def within(self, age_s: float, horizon_s: float) -> float:
+        """Return the odds that something idle for ``age_s`` is used within ``horizon_s``."""
+        at, to = _age_class(age_s), _age_class(age_s + horizon_s)
+        left = self._idle_at(at, sum(self._gaps[at:])) + 2.0
+        if to > at:
+            return (sum(self._gaps[at:to]) + 0.5 * self._gaps[to]) / left
+        least = _FIRST_AGE_S * _AGE_RATIO ** (at - 1) if at else 0.0
+        width = _FIRST_AGE_S * _AGE_RATIO**at - least
+        return self._gaps[at] * min(horizon_s / width, 1.0) / left
+
+    def further_steps(self) -> float:
+        """Return how many steps follow a step, on average."""
+        again = sum(self._gaps) / (self._steps + 2.0)
+        return again / (1 - again) if again < 1 else self._steps
+
+    def _idle_at(self, at: int, older: float) -> float:
+        """Return the steps after which nothing had come by this age class."""
+        return max(self._steps - sum(self._gaps[:at]), older)
+
+
+def _age_class(age_s: float) -> int:
+    if age_s <= _FIRST_AGE_S:
+        return 0
+    return min(int(math.log(age_s / _FIRST_AGE_S) / math.log(_AGE_RATIO)) + 1, _AGES)

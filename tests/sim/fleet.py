@@ -1,0 +1,395 @@
+"""Engines that fail, and the gateway's deciding parts in front of them, on a virtual clock.
+
+Every event is followed by a check: each request is in exactly one place, loads are the sums of what was reserved, what
+is in the index is held by somebody who lives, nothing goes where nobody takes requests. ``run`` raises
+``AssertionError`` with the seed where one fails. The same seed gives the same run.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+import numpy as np
+
+from gateway.breaker import Breaker, BreakerOptions, State, Ticket
+from gateway.policy.costs import EngineCosts, Rates
+from gateway.policy.load import Load, Reservation, total
+from gateway.policy.places import Places
+from gateway.routing import POLICIES, InstanceView, Request, Surroundings, decide, usable_hits
+from kvstore.page import Tier
+from radix_index.base import HashArray
+from radix_index.index import RadixIndex
+
+BLOCK = 64
+ATTEMPTS = 3
+SILENCE_S = 20.0
+_RATES = Rates(prefill=5_000.0, host=1e5, disk=3e4, pool=1e4)
+_TOKEN_S, _STEP_S, _OVERHEAD_S = 1 / 12_000, 0.02, 0.01
+_RUN_STEPS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How much is simulated. ``fault_every_s``: the mean time between faults of the whole fleet."""
+
+    requests: int = 20_000
+    instances: int = 64
+    seed: int = 0
+    policy: str = "expected-ttft"
+    requests_per_s: float = 40.0
+    fault_every_s: float = 5.0
+    capacity_blocks: int = 2_000
+
+
+@dataclass(slots=True)
+class Summary:
+    """What became of all requests, and of the fleet."""
+
+    ends: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    attempts: int = 0
+    hit_blocks: int = 0
+    prompt_blocks: int = 0
+    simulated_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One agent's run: its prompts grow."""
+
+    number: int
+    hashes: HashArray
+    steps_left: int
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One request under way."""
+
+    number: int
+    run: Run
+    output: int
+    tried: set[str] = field(default_factory=set)
+    at: str | None = None
+    life: int = 0
+    attempt: int = 0
+    reservation: Reservation | None = None
+    ticket: Ticket | None = None
+    pending: int | None = None
+
+
+class Engine:
+    """One engine: computes prompts one after the other, keeps the blocks used last."""
+
+    def __init__(self, name: str, chance: random.Random) -> None:
+        self.name = name
+        self.load = Load(EngineCosts(_RATES))
+        self.breaker = Breaker(BreakerOptions(), chance)
+        self.life = 0
+        self.is_up = True  # somebody listens
+        self.is_known_up = True  # as far as the gateway knows
+        self.is_silent = False  # takes requests and answers none
+        self.is_draining = False
+        self.pace = 1.0
+        self.free_s = 0.0
+        self.blocks: OrderedDict[int, None] = OrderedDict()
+        self.flights: dict[int, Flight] = {}
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether the gateway may send it something."""
+        return self.is_known_up and not self.is_draining
+
+
+class Simulation:
+    """See the module."""
+
+    def __init__(self, options: Options) -> None:
+        self.options, self.chance = options, random.Random(options.seed)
+        self.index, self.places = RadixIndex(), Places()
+        self.engines = {f"i{n:02}": Engine(f"i{n:02}", random.Random(n)) for n in range(options.instances)}
+        for name in self.engines:
+            self.index.add_instance(name, block_size=BLOCK)
+        self.policy, self.now_s, self.summary = POLICIES[options.policy](), 0.0, Summary()
+        self.flights: dict[int, Flight] = {}
+        self.ended: set[int] = set()
+        self._events: list[tuple[float, int, str, tuple[object, ...]]] = []
+        self._order = self._sent = self._runs = 0
+        self._heads = [self._new_hashes(8 + 8 * n) for n in range(20)]
+
+    # --- the run ---
+
+    def run(self) -> Summary:
+        """Simulate all requests; raises ``AssertionError``, naming the seed, when something is wrong."""
+        options = self.options
+        try:
+            self._at(0.0, "arrive")
+            self._at(self.chance.expovariate(1 / options.fault_every_s), "fault")
+            while self._events and len(self.ended) < options.requests:
+                self.now_s, _, kind, details = heappop(self._events)
+                getattr(self, f"_on_{kind}")(*details)
+                self._check_step()
+            self._check_end()
+        except AssertionError as error:
+            raise AssertionError(f"seed {options.seed}, at {self.now_s:.3f} s: {error}") from error
+        self.summary.simulated_s = self.now_s
+        return self.summary
+
+    def _at(self, delay_s: float, kind: str, *details: object) -> None:
+        self._order += 1
+        heappush(self._events, (self.now_s + delay_s, self._order, kind, details))
+
+    def _new_hashes(self, count: int) -> HashArray:
+        return np.array([self.chance.getrandbits(64) for _ in range(count)], np.uint64)
+
+    # --- requests ---
+
+    def _on_arrive(self, run: Run | None = None) -> None:
+        if run is None:
+            self._at(self.chance.expovariate(self.options.requests_per_s / _RUN_STEPS), "arrive")
+        if self._sent >= self.options.requests:
+            return
+        if run is None:
+            self._runs += 1
+            steps = self.chance.randrange(1, 2 * _RUN_STEPS)
+            run = Run(self._runs, self.chance.choice(self._heads), steps)
+        run.hashes = np.concatenate([run.hashes, self._new_hashes(self.chance.randrange(1, 12))])
+        flight = Flight(self._sent, run, self.chance.randrange(4, 300))
+        self._sent += 1
+        self.flights[flight.number] = flight
+        self._route(flight)
+
+    def _route(self, flight: Flight) -> None:
+        hashes, tokens = flight.run.hashes, len(flight.run.hashes) * BLOCK + 7
+        views = self._views(hashes, tokens)
+        run, places = flight.run.number, self.places
+        asked = places.asked(run, tokens)
+        decision = None
+        if flight.attempt < ATTEMPTS:
+            tried = frozenset(flight.tried)
+            decision = decide(views, Request(asked, str(run)), self.policy, self.chance, self.now_s, without=tried)
+        if decision is None:
+            self._end(flight, "unanswered")
+            return
+        engine = self.engines[decision.instance]
+        assert engine.takes_requests, f"request {flight.number} goes to {engine.name}, which takes none"
+        assert engine.name not in flight.tried, f"request {flight.number} goes to {engine.name} again"
+        flight.tried.add(engine.name)
+        flight.attempt += 1
+        flight.at, flight.life = engine.name, engine.life
+        view = next(view for view in views if view.instance == engine.name)
+        flight.reservation = engine.load.reserve(tokens, view.fresh_tokens(tokens), self.now_s, asked.output_tokens)
+        places.begun(run, flight.reservation.prompt_s, self.now_s)
+        flight.ticket = engine.breaker.begin(self.now_s)
+        coming = hashes[view.matched_blocks :]
+        flight.pending = self.index.reserve(engine.name, coming) if len(coming) else None
+        self.summary.attempts += 1
+        if not engine.is_up:
+            self._lost(engine)
+            self._leave(flight, failed=False)
+            self._route(flight)
+            return
+        engine.flights[flight.number] = flight
+        if engine.is_silent:
+            self._at(SILENCE_S, "timeout", flight, flight.attempt)
+            return
+        known = next((at for at, block in enumerate(hashes.tolist()) if block not in engine.blocks), len(hashes))
+        self.summary.hit_blocks += known
+        self.summary.prompt_blocks += len(hashes)
+        work_s = engine.pace * (_OVERHEAD_S + (tokens - min(known * BLOCK, tokens - 1)) * _TOKEN_S)
+        engine.free_s = max(engine.free_s, self.now_s) + work_s
+        self._at(engine.free_s - self.now_s, "first", flight, flight.attempt)
+
+    def _views(self, hashes: HashArray, tokens: int) -> list[InstanceView]:
+        matches, views = self.index.match(hashes), []
+        for name, engine in self.engines.items():
+            match = matches.get(name)
+            tiers, pending = (match.tier_blocks, match.pending_blocks) if match is not None else ((0, 0, 0, 0), 0)
+            hits, place = usable_hits(tiers, BLOCK, tokens), self.places.place(name)
+            self.places.look(place, engine.load.decoding, self.now_s)
+            views.append(
+                InstanceView(
+                    name,
+                    hits,
+                    engine.load,
+                    Surroundings(place.due_rate, place.odds, self.options.capacity_blocks * BLOCK),
+                    healthy=engine.takes_requests and engine.breaker.admits(self.now_s),
+                    pending_tokens=min(pending * BLOCK, tokens - 1 - sum(hits)),
+                    matched_blocks=sum(tiers),
+                )
+            )
+        return views
+
+    def _is_there(self, flight: Flight, attempt: int) -> bool:
+        """Tell whether an engine's event still concerns somebody: not where it died, or the request went on."""
+        if flight.number not in self.flights or flight.attempt != attempt or flight.at is None:
+            return False
+        engine = self.engines[flight.at]
+        return engine.life == flight.life and not engine.is_silent
+
+    def _on_first(self, flight: Flight, attempt: int) -> None:
+        if not self._is_there(flight, attempt):
+            return
+        engine = self.engines[flight.at or ""]
+        assert flight.reservation is not None
+        assert flight.ticket is not None
+        flight.reservation.answered(self.now_s)
+        engine.breaker.succeeded(flight.ticket, self.now_s)
+        self._store(engine, flight.run.hashes)
+        self._at(flight.output * _STEP_S * engine.pace, "done", flight, attempt)
+
+    def _on_done(self, flight: Flight, attempt: int) -> None:
+        if not self._is_there(flight, attempt):
+            return
+        engine, reservation, run = self.engines[flight.at or ""], flight.reservation, flight.run
+        self._leave(flight, failed=False)
+        assert reservation is not None
+        reservation.counted(flight.output)
+        self.places.outputs.seen(run.number, flight.output)
+        tip = int(run.hashes[-1])
+        self.places.ended(run.number, engine.name, tip, self.now_s, lambda block: self._is_held(engine.name, block))
+        self._end(flight, "answered")
+
+    def _is_held(self, name: str, block: int) -> bool:
+        return self.index.match([block], (name,))[name].tier_blocks[Tier.DEVICE] > 0
+
+    def _on_timeout(self, flight: Flight, attempt: int) -> None:
+        if flight.number not in self.flights or flight.attempt != attempt or flight.at is None:
+            return
+        self._leave(flight, failed=True)
+        self._route(flight)
+
+    def _on_abort(self) -> None:
+        """A client leaves at any moment."""
+        if self.flights:
+            flight = self.flights[self.chance.choice(list(self.flights))]
+            self._leave(flight, failed=False)
+            self._end(flight, "aborted")
+
+    def _leave(self, flight: Flight, *, failed: bool) -> None:
+        """Give back all that the request had at its engine."""
+        engine = self.engines[flight.at or ""]
+        assert flight.reservation is not None
+        assert flight.ticket is not None
+        flight.reservation.release(self.now_s)
+        if failed:
+            engine.breaker.failed(flight.ticket, self.now_s)
+        engine.breaker.dropped(flight.ticket)
+        if flight.pending is not None:
+            self.index.release(flight.pending)
+        engine.flights.pop(flight.number, None)
+        flight.at = flight.reservation = flight.ticket = flight.pending = None
+
+    def _end(self, flight: Flight, how: str) -> None:
+        assert flight.number not in self.ended, f"request {flight.number} ends twice"
+        self.ended.add(flight.number)
+        del self.flights[flight.number]
+        self.summary.ends[how] += 1
+        run = flight.run
+        run.steps_left -= 1
+        if run.steps_left > 0:
+            self._at(self.chance.choice((0.2, 2.0, 8.0)), "arrive", run)
+
+    def _store(self, engine: Engine, hashes: HashArray) -> None:
+        listed = hashes.tolist()
+        new = [block for block in listed if block not in engine.blocks]
+        for block in reversed(listed):
+            engine.blocks[block] = None
+            engine.blocks.move_to_end(block)
+        gone = [engine.blocks.popitem(last=False)[0] for _ in range(len(engine.blocks) - self.options.capacity_blocks)]
+        self.index.stored(engine.name, Tier.DEVICE, new)
+        self.index.removed(engine.name, Tier.DEVICE, gone)
+
+    # --- faults ---
+
+    def _on_fault(self) -> None:
+        self._at(self.chance.expovariate(1 / self.options.fault_every_s), "fault")
+        engine = self.engines[self.chance.choice(list(self.engines))]
+        kind = self.chance.choice(("kill", "silence", "slow", "drain", "flush", "abort"))
+        self.summary.faults[kind] += 1
+        if kind == "abort":
+            self._on_abort()
+        elif kind == "slow":
+            engine.pace = self.chance.choice((0.5, 1.0, 1.0, 4.0))
+        elif kind == "flush":
+            engine.blocks.clear()
+            self.index.cleared(engine.name, (Tier.DEVICE,))
+        elif kind == "drain":
+            engine.is_draining = True
+            self._at(self.chance.uniform(1, 30), "undrain", engine)
+        elif kind == "silence" and engine.is_up:
+            engine.is_silent = True
+            for flight in list(engine.flights.values()):
+                self._at(SILENCE_S, "timeout", flight, flight.attempt)
+            self._at(self.chance.uniform(1, 60), "kill", engine)
+        elif kind == "kill":
+            self._on_kill(engine)
+
+    def _on_kill(self, engine: Engine) -> None:
+        """The process is gone; the gateway learns of it by what breaks, or by a probe."""
+        if not engine.is_up:
+            return
+        engine.is_up, engine.is_silent, engine.life = False, False, engine.life + 1
+        engine.blocks.clear()
+        broken = list(engine.flights.values())
+        for flight in broken:
+            self._leave(flight, failed=True)
+        self._at(self.chance.uniform(0, 2), "probe", engine, engine.life)
+        self._at(self.chance.uniform(3, 40), "restart", engine)
+        for flight in broken:
+            self._route(flight)
+
+    def _on_probe(self, engine: Engine, life: int) -> None:
+        if engine.life == life and not engine.is_up:
+            self._lost(engine)
+
+    def _lost(self, engine: Engine) -> None:
+        """Nobody listens there: nothing more goes there, and what it held is forgotten."""
+        if engine.is_known_up:
+            engine.is_known_up = False
+            self.index.remove_instance(engine.name)
+            self.places.forget(engine.name)
+
+    def _on_restart(self, engine: Engine) -> None:
+        self._lost(engine)
+        engine.is_up = engine.is_known_up = True
+        engine.free_s = self.now_s
+        self.index.add_instance(engine.name, block_size=BLOCK)
+        engine.breaker.came_up(self.now_s)
+
+    def _on_undrain(self, engine: Engine) -> None:
+        engine.is_draining = False
+
+    # --- what must hold ---
+
+    def _check_step(self) -> None:
+        """After every event. O(instances) over what is cheap; the rest once in a while."""
+        assert len(self.flights) + len(self.ended) == self._sent, "a request is lost, or there twice"
+        running, _ = total(engine.load for engine in self.engines.values())
+        assert running == len(self.flights), f"{running} requests are reserved, {len(self.flights)} are under way"
+        if self._order % 512 == 0:
+            self._check_deeply()
+
+    def _check_deeply(self) -> None:
+        for engine in self.engines.values():
+            engine.load.check()
+            assert engine.load.running == len(engine.flights)
+            assert all(flight.at == engine.name for flight in engine.flights.values())
+            assert engine.breaker.state in State
+            assert (engine.name in self.index.instances()) == engine.is_known_up
+        assert self.index.stats().reservations <= len(self.flights)
+        held = sum(len(engine.blocks) for engine in self.engines.values() if engine.is_known_up)
+        assert self.index.stats().blocks <= held + sum(len(flight.run.hashes) for flight in self.flights.values())
+
+    def _check_end(self) -> None:
+        for flight in list(self.flights.values()):
+            self._leave(flight, failed=False)
+            self._end(flight, "cut")
+        self._check_deeply()
+        self.index.check()
+        assert total(engine.load for engine in self.engines.values()) == (0, 0)
+        assert self.index.stats().reservations == 0
+        assert len(self.ended) == self._sent

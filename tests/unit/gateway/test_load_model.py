@@ -1,0 +1,158 @@
+"""What is learned from answers: costs net of waiting, output lengths, and whether idle runs come back."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.policy.costs import EngineCosts, Fetch, Rates
+from gateway.policy.fit import LinearFit
+from gateway.policy.load import Load
+from gateway.policy.outputs import OutputLengths
+from gateway.policy.places import Places
+from gateway.policy.reuse import Frontier, ReuseOdds
+
+_RATES = Rates(prefill=2000.0, host=1e5, disk=1e4, pool=5e3)
+_CALLS = st.lists(st.sampled_from(["answered", "release", "counted"]), max_size=5)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 500), st.floats(0, 100), _CALLS), max_size=30))
+def test_a_load_is_zero_again_however_reservations_end(steps: list[tuple[int, int, float, list[str]]]) -> None:
+    load, now_s = Load(EngineCosts(_RATES)), 0.0
+    reservations = []
+    for new, context, later_s, calls in steps:
+        now_s += later_s
+        reservations.append((load.reserve(new + context, new, now_s, 20.0), calls))
+        load.check()
+    assert load.queued_tokens == sum(new for new, *_ in steps)
+    assert load.running == len(steps)
+    for reservation, calls in reservations:
+        for call in calls:
+            now_s += 0.5
+            getattr(reservation, call)(*((7,) if call == "counted" else (now_s,)))
+            load.check()
+            assert load.backlog_s(now_s) >= 0
+        reservation.release(now_s)
+        load.check()
+    assert (load.queued_tokens, load.running, load.backlog_s(now_s)) == (0, 0, 0.0)
+
+
+def test_a_prompts_cost_is_learned_without_its_wait() -> None:
+    """Three requests at once on an engine five times as fast as believed: the last waits for two, and teaches alike."""
+    load, now_s, chance = Load(EngineCosts(_RATES)), 0.0, random.Random(1)
+    for _ in range(60):
+        sizes = [chance.randrange(500, 20_000) for _ in range(3)]
+        waiting = [load.reserve(size, size, now_s) for size in sizes]
+        for size, reservation in zip(sizes, waiting, strict=True):
+            now_s += 0.02 + size / 10_000
+            reservation.answered(now_s)
+            reservation.release(now_s)
+        now_s += 1.0
+    assert load.costs.prompt_s(10_000, 0) == pytest.approx(1.02, rel=0.03)
+    assert load.costs.learned().prefill == pytest.approx(10_000, rel=0.05)
+
+
+def test_the_price_of_context_and_of_decodes_beside_is_told_from_that_of_tokens() -> None:
+    costs, chance = EngineCosts(_RATES), random.Random(2)
+    for _ in range(400):
+        new, context, beside = chance.randrange(64, 8000), chance.randrange(100_000), chance.randrange(200_000)
+        took = 0.015 + new * (5e-5 + 8e-10 * (context + new / 2) + 2e-10 * beside)
+        costs.learn_prompt(new, context, beside, took * chance.uniform(0.95, 1.05))
+    for new, context, beside in ((1000, 0, 0), (1000, 100_000, 0), (8000, 0, 200_000)):
+        true = 0.015 + new * (5e-5 + 8e-10 * (context + new / 2) + 2e-10 * beside)
+        assert costs.prompt_s(new, context, beside) == pytest.approx(true, rel=0.05)
+
+
+def test_one_stalled_answer_teaches_little_and_a_new_speed_is_soon_known() -> None:
+    costs = EngineCosts(_RATES)
+    for _ in range(50):
+        costs.learn_prompt(4000, 0, 0.0, 2.0)
+    costs.learn_prompt(4000, 0, 0.0, 500.0)
+    assert costs.prompt_s(4000, 0) == pytest.approx(2.0, rel=0.1)
+    for _ in range(150):
+        costs.learn_prompt(4000, 0, 0.0, 4.0)
+    assert costs.prompt_s(4000, 0) == pytest.approx(4.0, rel=0.15)
+
+
+def test_decode_steps_and_fetches_are_learned() -> None:
+    costs, chance = EngineCosts(_RATES), random.Random(3)
+    for _ in range(400):
+        context, share = chance.uniform(0, 1e6), chance.random()
+        costs.learn_step(context, share, 0.012 + 2e-8 * context + 0.05 * share)
+    assert costs.step_s(5e5) == pytest.approx(0.022, rel=0.05)
+    assert costs.stall_share == pytest.approx(0.05 / 0.062, rel=0.1)
+    for _ in range(60):
+        costs.learn_fetch(Fetch(pool=10_000), 0.5)
+    assert costs.fetch_s(Fetch(pool=20_000)) == pytest.approx(1.0, rel=0.02)
+    assert costs.fetch_s(Fetch(host=1000)) == pytest.approx(0.01)
+
+
+def test_an_answer_that_shows_no_first_token_does_not_block_the_queue_for_ever() -> None:
+    load = Load(EngineCosts(_RATES))
+    load.reserve(2000, 2000, 0.0)
+    assert load.backlog_s(0.5) == pytest.approx(0.51, abs=0.01)
+    assert 0 < load.backlog_s(2.0) < 0.5
+    assert load.backlog_s(60.0) == 0.0
+
+
+def test_a_fit_never_leaves_the_finite() -> None:
+    fit, chance = LinearFit((0.1, 0.0), (0.1, 1.0)), random.Random(4)
+    for _ in range(5000):
+        fit.learn((1.0, chance.choice((0.0, 1e-6, 1e6))), chance.choice((1e-6, 1.0, 1e4)))
+        assert all(math.isfinite(weight) for weight in fit.weights)
+
+
+def test_lengths_of_answers_are_known_by_run_and_drawn_to_the_mean() -> None:
+    outputs = OutputLengths(overall=300.0)
+    assert outputs.expected("a") == 300
+    for _ in range(30):
+        outputs.seen("a", 2000)
+        outputs.seen("b", 20)
+    assert outputs.expected("a") > 1200 > 200 > outputs.expected("b")
+
+
+def test_odds_fall_with_age_and_tell_when_a_step_is_due() -> None:
+    odds = ReuseOdds()
+    assert odds.after(math.inf) == 0
+    for number in range(400):
+        odds.ended()
+        if number % 4:
+            odds.came_back(3.0 if number % 2 else 100.0)
+    assert 0.6 < odds.after(0.0) < 0.9
+    assert odds.after(0.0) > odds.after(30.0) > odds.after(300.0)
+    assert odds.within(0.0, 10.0) == pytest.approx(0.5, abs=0.05)
+    assert odds.within(30.0, 10.0) < 0.1
+    assert odds.further_steps() == pytest.approx(3.0, rel=0.1)
+
+
+def test_the_frontier_is_the_age_of_what_goes_now() -> None:
+    frontier, held = Frontier(), set[int]()
+    for number in range(40):
+        held.add(number)
+        if number >= 10:
+            held.discard(number - 10)  # a cache of ten, one step a second
+        frontier.used(f"run-{number}", number, float(number), held.__contains__)
+        if number < 10:
+            assert frontier.age_s == math.inf, "nothing was given up yet"
+    assert frontier.age_s == pytest.approx(10, abs=1.5)
+
+
+def test_runs_are_expected_where_they_were() -> None:
+    places, now_s = Places(), 0.0
+    for _ in range(200):  # one run steps every five seconds at a
+        places.begun("busy", 0.5, now_s)
+        places.ended("busy", "a", 1, now_s + 1, lambda block: True)
+        now_s += 5.0
+    assert not places.is_new("busy")
+    assert places.is_new("other")
+    here, there = places.place("a"), places.place("b")
+    places.look(here, 0, now_s - 4)
+    places.look(there, 0, now_s - 4)
+    assert here.due_rate > 0.03
+    assert there.due_rate == 0
+    places.begun("busy", 0.5, now_s)
+    places.look(here, 0, now_s)
+    assert here.due_rate == 0, "its step is there"
+    assert places.mean_square_s == pytest.approx(0.25, rel=0.2)
