@@ -74,11 +74,23 @@ class BlockBook:
                     self._metas.move_to_end(digest)
             return [self._metas.get(digest) for digest in digests]
 
+    def _knows(self, names: Sequence[int]) -> bool:
+        digests = [self._names.get(name) for name in names]
+        if any(digest is None or digest not in self._metas for digest in digests):
+            return False
+        for name, digest in zip(names, digests, strict=True):
+            self._names.move_to_end(name)
+            if digest is not None:
+                self._metas.move_to_end(digest)
+        return True
+
     def __len__(self) -> int:
         return len(self._metas)
 
     def _learn(self, fields: dict[str, Any]) -> None:
         names, tokens, size = fields["block_hashes"], fields["token_ids"], fields["block_size"]
+        if self._knows(names):  # told again for another tier: not hashed again
+            return
         parent_name, salt = fields.get("parent_block_hash"), fields.get("cache_salt")
         adapted = fields.get("lora_name") is not None or fields.get("lora_id") is not None
         parent = storage_root(salt) if parent_name is None else self._names.get(parent_name)

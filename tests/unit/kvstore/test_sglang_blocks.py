@@ -65,6 +65,16 @@ def test_a_chain_that_goes_on_is_followed() -> None:
     assert all(meta is not None for meta in found)
 
 
+def test_blocks_that_are_told_of_again_stay_the_longest() -> None:
+    book = BlockBook(blocks=6)
+    book.learn(told(TOKENS))
+    book.learn(told(list(range(1000, 1032))))
+    book.learn(told(TOKENS))
+    book.learn(told(list(range(2000, 2032))))
+    assert None not in book.lookup(digests(TOKENS))
+    assert book.lookup(digests(list(range(1000, 1032)))) == [None] * 2
+
+
 def test_what_hangs_on_an_unknown_block_stays_unknown() -> None:
     book = BlockBook()
     assert book.learn(told(TOKENS, first=2))
