@@ -160,18 +160,21 @@ async def _instance(settings: InstanceSettings, client: WireClient) -> str:
         raise CheckFailed(f"{spec.url} serves no model")
     if not spec.adapter.capabilities.events:
         return f"serves {', '.join(models)}"
-    for source in facts.event_sources:
+    sources = spec.event_sources or facts.event_sources
+    for source in sources:
         await _connects(source.endpoint)
         if source.replay_endpoint is not None:
             await _connects(source.replay_endpoint)
-    events = f"events at {', '.join(s.endpoint for s in facts.event_sources)}" if facts.event_sources else "no events"
+    events = f"events at {', '.join(source.endpoint for source in sources)}" if sources else "no events"
     words = [f"serves {', '.join(models)}", events]
-    if facts.event_sources and facts.block_size is not None:
+    if sources and facts.block_size is not None:
         words += [told] if (told := await asyncio.to_thread(advice, facts.block_size)) is not None else []
     return "; ".join(words)
 
 
 async def _connects(endpoint: str) -> None:
+    if not endpoint.startswith("tcp://"):
+        return
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     try:
         async with asyncio.timeout(_CONNECT_S):

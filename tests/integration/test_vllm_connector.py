@@ -264,6 +264,20 @@ def test_a_reset_forgets_every_tier(tmp_path: Path, engines: list[PagedEngine]) 
     assert engine.serve(Request("b", PROMPT)).loaded == 0
 
 
+def test_the_engines_own_speed_is_learned_from_its_prompts(tmp_path: Path, engines: list[PagedEngine]) -> None:
+    now_s = [0.0]
+
+    def clock() -> float:
+        now_s[0] += 0.5
+        return now_s[0]
+
+    engine = on_disk(tmp_path, engines, worth=WorthOptions(), clock=clock)
+    assert engine.worth.prefill.tokens_per_s is None
+    engine.serve(Request("a", PROMPT))
+    assert engine.worth.prefill.tokens_per_s is not None
+    assert 0 < engine.worth.prefill.tokens_per_s <= 2 * len(PROMPT)
+
+
 def test_a_slow_tier_is_left_alone_and_looked_at_again(tmp_path: Path, engines: list[PagedEngine]) -> None:
     first = on_disk(tmp_path, engines)
     first.serve(Request("a", PROMPT))

@@ -164,7 +164,7 @@ class SchedulerHalf:
         if clears:
             self._last_save, self._saved_s = self._step, self._clock()
         return StepPlan(
-            self._step, not scheduled, loads, tuple(saves), self._samples() if not scheduled else (), clears
+            self._step, not scheduled, loads, tuple(saves), self._samples() if self._refused else (), clears
         )
 
     def _saves(
@@ -178,9 +178,9 @@ class SchedulerHalf:
         if tracked is None or self._holdings is None:
             return []
         done = tracked.request.num_computed_tokens + scheduled[request_id] - guessed.get(request_id, 0)
-        full = min(done // self._tokens, tracked.pages(self._tokens))
-        if full <= tracked.saved:
+        if done // self._tokens <= tracked.saved:  # as in most steps of most requests
             return []
+        full = min(done // self._tokens, tracked.pages(self._tokens))
         saves, block_ids, hashes = [], block_ids_of(request_id), tracked.hashes
         for block in range(tracked.saved, min(full, len(block_ids))):
             name = bytes(hashes[block])
