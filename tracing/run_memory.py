@@ -8,10 +8,12 @@ Kinds: "session", "trace", "tool", "response", "answer", "said", "prompt", "task
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+from tracing.sub_agents import Task
 
 Name = tuple[str, object]
 
@@ -47,7 +49,7 @@ class Step:
     request_id: str
     state: StepState = StepState.PENDING
     continued: bool = False
-    tasks: dict[bytes, list[str]] | None = None  # calls for a sub-agent that nobody took yet, by what they say
+    tasks: dict[Task, list[str]] | None = None  # calls for a sub-agent that nobody took yet, by what they say
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +75,7 @@ class KeyMemory:
     runs: OrderedDict[str, Run] = field(default_factory=OrderedDict)
     index: dict[Name, dict[Run, Step]] = field(default_factory=dict)
     entries: int = 0
-    open_tasks: int = 0  # names of kind "task"
+    task_lengths: Counter[int] = field(default_factory=Counter)  # of names of kind "task"
 
 
 class RunMemory:
@@ -167,7 +169,7 @@ class RunMemory:
             assert key.entries == sum(len(run.entries) for run in key.runs.values())
             pointed = {(run, name) for name, steps in key.index.items() for run in steps}
             assert pointed == {(run, name) for run in key.runs.values() for name in run.entries}
-            assert key.open_tasks == sum(name[0] == "task" for _, name in pointed)
+            assert key.task_lengths.total() == sum(name[0] == "task" for _, name in pointed)
             assert len(key.runs) <= self._options.max_runs_per_key
             assert all(len(run.entries) <= self._options.max_entries_per_run for run in key.runs.values())
             assert all(len(run.lanes) <= MAX_LANES for run in key.runs.values())
@@ -177,8 +179,11 @@ class RunMemory:
     def _count(self, key: KeyMemory, name: Name, change: int) -> None:
         key.entries += change
         self._entries += change
-        if name[0] == "task":
-            key.open_tasks += change
+        if name[0] == "task" and isinstance(name[1], tuple):
+            length = name[1][0]
+            key.task_lengths[length] += change
+            if not key.task_lengths[length]:
+                del key.task_lengths[length]
 
 
 def preferred(steps: Iterable[Step]) -> Step:

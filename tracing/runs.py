@@ -34,7 +34,7 @@ import msgspec
 from tracing.messages import MessageChain, last_answer, said_name
 from tracing.record import RequestRecord, RunLink
 from tracing.run_memory import MAX_LANES, KeyMemory, MemoryOptions, Run, RunMemory, Step, StepState, preferred
-from tracing.sub_agents import opening_names, tasks_of
+from tracing.sub_agents import openings, tasks_of
 
 _NUMBERED = re.compile(r"(?:^|[^0-9a-zA-Z])\d{1,6}$")  # "call_0", "functions.bash:3": not unique beyond one answer
 
@@ -234,7 +234,7 @@ class RunLinker:
 
     def _sub_agent(self, key: KeyMemory, evidence: RunEvidence, match: _Match | None) -> _Place | None:
         """A new run for a conversation that begins with what an open call says."""
-        if not key.open_tasks or match is not None or evidence.quotes_an_answer:
+        if not key.task_lengths or match is not None or evidence.quotes_an_answer:
             return None
         if evidence.session_id is not None and ("session", evidence.session_id) in key.index:
             known = key.index["session", evidence.session_id]
@@ -257,7 +257,7 @@ class RunLinker:
             parent = _root(key.index.get(("session", evidence.parent_session_id)))
         if parent is None or parent is run:
             return False
-        found = _open_task(key, evidence) if key.open_tasks and not evidence.quotes_an_answer else None
+        found = _open_task(key, evidence) if key.task_lengths and not evidence.quotes_an_answer else None
         if found is not None and found[0].run is parent:
             _be_child(run, parent, found[0].request_id, found[1])
         else:
@@ -386,7 +386,7 @@ def _keep_lane(run: Run, beginning: bytes, step: Step) -> None:
 
 def _open_task(key: KeyMemory, evidence: RunEvidence) -> tuple[Step, str] | None:
     """Take the oldest open call whose argument the conversation begins with."""
-    for name in opening_names(evidence.messages):
+    for name in openings(evidence.messages, key.task_lengths):
         for step in key.index.get(("task", name), {}).values():
             ids = step.tasks.get(name) if step.tasks is not None else None
             if ids:

@@ -18,18 +18,22 @@ from tracing.messages import DIGEST_BYTES
 TASK_TOOL: Final = re.compile(r"(?i)(^|[^a-z])((sub)?agents?|tasks?)([^a-z]|$)|delegate|handoff|spawn")
 """Names of tools that begin a sub-agent."""
 
+Task = tuple[int, bytes]
+"""What a task is known by: how long it is, and a digest of it."""
+
 MAX_TASKS: Final = 32
+_LEAST_END_CHARS: Final = 5
 MAX_PARTS: Final = 16
 _decoder = msgspec.json.Decoder()
 
 
-def tasks_of(message: Mapping[str, object] | None) -> dict[bytes, list[str]]:
+def tasks_of(message: Mapping[str, object] | None) -> dict[Task, list[str]]:
     """Return of an answer the ids of the calls for sub-agents, by what each of their arguments says.
 
     ``message``: as a client would send it back. Cost: a look at each call's name.
     """
     calls = message.get("tool_calls") if message is not None else None
-    found: dict[bytes, list[str]] = {}
+    found: dict[Task, list[str]] = {}
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not TASK_TOOL.search(str(function.get("name"))):
@@ -43,16 +47,22 @@ def tasks_of(message: Mapping[str, object] | None) -> dict[bytes, list[str]]:
     return found
 
 
-def opening_names(messages: Sequence[Mapping[str, object]]) -> Iterator[bytes]:
-    """Yield what the user's first words are known by: each text of them, and all of them together."""
+def openings(messages: Sequence[Mapping[str, object]], lengths: Iterable[int]) -> Iterator[Task]:
+    """Yield as what the user's first words may be somebody's task: the ends of each text, in these lengths.
+
+    Programs put words of their own in front of a task, into the same message or the same text.
+    """
+    wanted = sorted(lengths, reverse=True)
     said = [message for message in messages if message.get("role") == "user"][:2]
     for message in said:
         content = message.get("content")
         parts = [content] if isinstance(content, str) else [_text(part) for part in _parts(content)]
         texts = [text for text in parts[:MAX_PARTS] if text]
-        yield from map(_name, reversed(texts))
-        if len(texts) > 1:
-            yield _name("\n".join(texts))
+        for text in reversed(texts):
+            stripped = text.strip()
+            for length in wanted:
+                if length == len(stripped) or _LEAST_END_CHARS <= length < len(stripped):
+                    yield _name(stripped[-length:])
 
 
 def _texts(arguments: object) -> Iterable[str]:
@@ -76,5 +86,6 @@ def _text(part: object) -> str:
     return text if isinstance(text, str) else ""
 
 
-def _name(text: str) -> bytes:
-    return blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+def _name(text: str) -> Task:
+    stripped = text.strip()
+    return len(stripped), blake2b(stripped.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -12,17 +13,26 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
+from gateway.commands.arguments import whole_number
+from gateway.console.diffs import common_tokens
 from gateway.console.terminal import run_waterfall, runs_table
 from gateway.errors import SettingsError
+from gateway.recorder import access_line
 from gateway.settings import load_settings
+from gateway.trace_files import chrome_trace, otlp_json, workload
+from gateway.trace_text import render_analysis, render_diff, render_tree
+from tracing.analysis import Objectives, analysis_json, analyze
 from tracing.errors import TracingError
 from tracing.record import RequestRecord
 from tracing.store import RunFilter, TraceStore
 from tracing.store_schema import encode_record
+from tracing.tree import run_tree
 
 _AGO: Final = re.compile(r"(\d{1,6})([mhd])")
 _UNIT_S: Final = {"m": 60, "h": 3600, "d": 86400}
 _BROKEN_PIPE: Final = 141  # what a shell reports for a reader that went away
+_LOOK_S: Final = 0.5  # how often a followed store is looked at
+_FORMATS: Final = ("jsonl", "otlp", "perfetto", "requests")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     listing = actions.add_parser("list", help="the most recent runs, newest first")
-    listing.add_argument("--limit", type=int, default=20, metavar="N", help="how many (default %(default)s)")
+    listing.add_argument(
+        "--limit", type=whole_number(1), default=20, metavar="N", help="how many (default %(default)s)"
+    )
     listing.add_argument("--since", type=_ago, metavar="AGO", help="only runs that are younger: 30m, 24h, 7d")
     listing.add_argument("--search", metavar="TEXT", help="part of a run id or an agent's name")
     listing.add_argument("--model", metavar="NAME", help="only runs that used this model")
@@ -42,12 +54,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     show = actions.add_parser("show", help="one run as a waterfall: time, tokens by tier, cost of every step")
     show.add_argument("run_id", metavar="RUN_ID", help="the run, or 'last'")
+    show.add_argument("--tree", action="store_true", help="as a tree, with the spans that the agent sent of its own")
     show.add_argument("--colour", choices=("auto", "always", "never"), default="auto", help="(default %(default)s)")
-    show.add_argument("--width", type=int, metavar="COLUMNS", help="(default: the terminal's)")
+    show.add_argument("--width", type=whole_number(20, 1000), metavar="COLUMNS", help="(default: the terminal's)")
     _add_tenant(show)
 
-    export = actions.add_parser("export", help="records as JSON lines, one a request")
+    diff = actions.add_parser("diff", help="two steps side by side: what they have in common, and what differs")
+    diff.add_argument("one", metavar="STEP", help="a request id, or RUN_ID:STEP")
+    diff.add_argument("other", metavar="STEP")
+    _add_tenant(diff)
+
+    tail = actions.add_parser("tail", help="a line for each request as it ends, until interrupted")
+    tail.add_argument("--count", type=whole_number(1), metavar="N", help="end after so many")
+    tail.add_argument("--back", type=whole_number(0, 10_000), default=10, metavar="N", help="begin so many back")
+    _add_tenant(tail)
+
+    total = actions.add_parser(
+        "analyze", help="many runs: slowest and dearest steps, tools, agents; what runs wait for"
+    )
+    total.add_argument("--since", type=_ago, default=_ago("24h"), metavar="AGO", help="30m, 24h, 7d (default 24h)")
+    total.add_argument("--ttft", type=float, metavar="S", help="what counts as good: first token within")
+    total.add_argument("--tpot", type=float, metavar="S", help="… and each further token within")
+    total.add_argument("--limit", type=whole_number(1), default=10, metavar="N", help="(default %(default)s)")
+    total.add_argument("--json", action="store_true", help="print JSON")
+    _add_tenant(total)
+
+    export = actions.add_parser("export", help="records as JSON lines, OTLP, trace events, or a workload for replay")
     export.add_argument("run_id", nargs="?", metavar="RUN_ID", help="one run, or 'last' (default: the whole store)")
+    export.add_argument("--format", choices=_FORMATS, default="jsonl", help="(default %(default)s)")
     export.add_argument("--output", type=Path, metavar="FILE", help="where to (default: standard output)")
     _add_tenant(export)
 
@@ -61,12 +95,14 @@ def run(args: argparse.Namespace) -> int:
             return 1
         store = TraceStore(path, read_only=True)
         try:
-            return {"list": _list, "show": _show, "export": _export}[args.action](store, args)
+            return _ACTIONS[args.action](store, args)
         finally:
             store.close()
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the interpreter flushes it at its end
         return _BROKEN_PIPE
+    except KeyboardInterrupt:
+        return 130
     except (TracingError, SettingsError, OSError) as error:
         print(f"keepwarm trace: {error}", file=sys.stderr)
         return 1
@@ -87,7 +123,7 @@ def _list(store: TraceStore, args: argparse.Namespace) -> int:
         since_ns=None if args.since is None else now_ns - args.since,
         failed_only=args.failed,
     )
-    summaries = store.runs(max(args.limit, 0), where)
+    summaries = store.runs(args.limit, where)
     if not summaries:
         print("no run" + (" matches" if where != RunFilter() else " yet"))
         return 0
@@ -99,8 +135,61 @@ def _show(store: TraceStore, args: argparse.Namespace) -> int:
     records = _records(store, args.run_id, args.tenant)
     if not records:
         return _no_run(args.run_id)
+    if args.tree:
+        print(render_tree(run_tree(records, store.spans_of(records))), end="")
+        return 0
     width = args.width or shutil.get_terminal_size((120, 40)).columns
     print(run_waterfall(records, width=width, colour=_colour(args.colour)))
+    return 0
+
+
+def _diff(store: TraceStore, args: argparse.Namespace) -> int:
+    found = [_step(store, text, args.tenant) for text in (args.one, args.other)]
+    for text, record in zip((args.one, args.other), found, strict=True):
+        if record is None:
+            print(f"keepwarm trace: there is no step {text!r}", file=sys.stderr)
+            return 1
+    one, other = (record for record in found if record is not None)
+    details = store.details([one.request_id, other.request_id])
+    print(render_diff(one, other, dict(details), common_tokens(one.prefix, other.prefix)), end="")
+    return 0
+
+
+def _step(store: TraceStore, text: str, tenant: str | None) -> RequestRecord | None:
+    run_id, colon, step = text.rpartition(":")
+    if colon and step.isdigit():
+        steps = _records(store, run_id, tenant)
+        return next((r for r in steps if r.link is not None and r.link.step == int(step)), None)
+    record = store.record(text)
+    return record if record is not None and tenant in (None, record.identity.tenant) else None
+
+
+def _tail(store: TraceStore, args: argparse.Namespace) -> int:
+    shown, seen = 0, set[str]()
+    records = store.recent(args.back)
+    while True:
+        for record in records:
+            if record.request_id not in seen and args.tenant in (None, record.identity.tenant):
+                print(access_line(record), flush=True)
+                shown += 1
+                if shown == args.count:
+                    return 0
+        seen = {record.request_id for record in records}
+        time.sleep(_LOOK_S)
+        records = store.recent(max(1000, len(seen)))
+        if not seen and not args.back:
+            seen = {record.request_id for record in records}
+
+
+def _analyze(store: TraceStore, args: argparse.Namespace) -> int:
+    since_ns = time.time_ns() - args.since
+    records = [r for r in store.arrived(since_ns) if args.tenant in (None, r.identity.tenant)]
+    limits = (None if seconds is None else int(seconds * 1e9) for seconds in (args.ttft, args.tpot))
+    found = analyze(records, Objectives(*limits), most=args.limit)
+    if args.json:
+        print(json.dumps(analysis_json(found), indent=2, ensure_ascii=False))
+    else:
+        print(render_analysis(found, most=args.limit), end="")
     return 0
 
 
@@ -113,17 +202,39 @@ def _export(store: TraceStore, args: argparse.Namespace) -> int:
         if not records:
             return _no_run(args.run_id)
     if args.output is None:
-        _write(records, sys.stdout.buffer.write)
+        _write(store, records, args.format, sys.stdout.buffer.write)
         sys.stdout.flush()
         return 0
     with args.output.open("wb") as file:
-        _write(records, file.write)
+        _write(store, records, args.format, file.write)
     return 0
 
 
-def _write(records: Iterable[RequestRecord], write: Callable[[bytes], int]) -> None:
-    for record in records:
-        write(encode_record(record) + b"\n")
+def _write(store: TraceStore, records: Iterable[RequestRecord], form: str, write: Callable[[bytes], int]) -> None:
+    if form == "jsonl":
+        for record in records:
+            write(encode_record(record) + b"\n")
+        return
+    if form == "requests":
+        for line in workload(records, "keepwarm"):
+            write(line)
+        return
+    held = list(records)
+    runs: dict[tuple[str, str | None], list[RequestRecord]] = {}
+    for record in held:
+        runs.setdefault((record.identity.tenant, record.link.run_id if record.link else None), []).append(record)
+    received = [span for run in runs.values() for span in store.spans_of(run)]
+    write(otlp_json(held, received) if form == "otlp" else chrome_trace(held, received))
+
+
+_ACTIONS: Final[dict[str, Callable[[TraceStore, argparse.Namespace], int]]] = {
+    "list": _list,
+    "show": _show,
+    "diff": _diff,
+    "tail": _tail,
+    "analyze": _analyze,
+    "export": _export,
+}
 
 
 def _records(store: TraceStore, run_id: str, tenant: str | None) -> list[RequestRecord]:

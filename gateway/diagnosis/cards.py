@@ -108,7 +108,7 @@ class _Step:
         return self.detail.change if self.detail is not None else None
 
     def cards(self, losses: LostHits, found: Found) -> Iterator[BreakCard]:
-        is_estimated = not found.marks
+        is_estimated = not found.marks or not self._counts_alike()
         known = self._estimate() if is_estimated else found
         lost = list(losses.of(self.record, known, self.book, self.price))
         if self.record.usage.source is not UsageSource.ENGINE:
@@ -126,6 +126,11 @@ class _Step:
             yield self._told(self.change.kind, tokens, is_estimated=True)
         elif not explained and (echo := self._echo()) is not None:
             yield self._told(echo[0], echo[1], is_estimated=False)
+
+    def _counts_alike(self) -> bool:
+        """Tell whether the engine counts as we do, so that our places in the prompt are its places."""
+        ours, theirs = self.record.gateway_prompt_tokens, self.record.usage.prompt_tokens
+        return ours is None or abs(ours - theirs) <= max(LEAST_TOKENS, theirs // 20)
 
     def _kind(self, loss: LostHit, known: Found) -> BreakKind:
         change, comparison = self.change, self.detail.comparison if self.detail is not None else None

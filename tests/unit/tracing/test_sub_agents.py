@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from tracing.messages import message_chain, tool_result_ids
 from tracing.record import RunLink
 from tracing.runs import LinkMethod, RunEvidence, RunLinker
-from tracing.sub_agents import TASK_TOOL, opening_names, tasks_of
+from tracing.sub_agents import TASK_TOOL, openings, tasks_of
 
 Message = dict[str, object]
 SYSTEM: Message = {"role": "system", "content": "You are careful."}
@@ -70,8 +70,9 @@ def test_a_conversation_that_begins_with_an_open_call_is_its_child() -> None:
     gateway = Gateway()
     task = calls(("t1", "Task", {"description": "look", "prompt": "Find item 7."}))
     parent = gateway.step([SYSTEM, user("go")], task)
-    child = gateway.step([WORKER, user("  Find item 7.\n")], says(LONG))
-    again = gateway.step([WORKER, user("  Find item 7.\n"), says(LONG), user("more")], says("no"))
+    told = user("<reminder>Be quick.</reminder>\n\nFind item 7.\n")  # programs put words of their own in front
+    child = gateway.step([WORKER, told], says(LONG))
+    again = gateway.step([WORKER, told, says(LONG), user("more")], says("no"))
     back = gateway.step([SYSTEM, user("go"), task, result("t1")], says("done"))
     late = gateway.step([WORKER, user("Find item 7.")], says("x"))
     assert (child.method, child.parent_run_id) == (LinkMethod.SUB_AGENT, parent.run_id)
@@ -172,4 +173,4 @@ def test_names_of_tools_that_begin_sub_agents() -> None:
     assert tasks_of(calls(("a", "look", {"prompt": "x"}))) == {}
     odd = {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "agent", "arguments": "no json"}}, 1]}
     assert tasks_of(odd) == {}
-    assert list(opening_names([{"role": "user", "content": [{"type": "image"}, 3]}])) == []
+    assert list(openings([{"role": "user", "content": [{"type": "image"}, 3]}], [5])) == []
