@@ -28,6 +28,14 @@ class Continuation(StrEnum):
     IDS = "ids"  # given the ids of its tokens, with all that hangs on them: our own
 
 
+class Handover(StrEnum):
+    """How an engine that computed a prompt hands it to one that decodes; see ``separation``."""
+
+    NONE = "none"
+    BOOTSTRAP = "bootstrap"  # both are asked at once and meet in a room: SGLang
+    PARAMS = "params"  # the first one answers with what the second one needs: vLLM
+
+
 class LoadSignal(StrEnum):
     """How an engine tells its load."""
 
@@ -52,6 +60,7 @@ class Capabilities:
     literal_text: bool = False  # by itself keeps special tokens that messages spell as ordinary text
     abort: bool = False  # can be told to stop a request by id
     continuation: Continuation = Continuation.NONE
+    handover: Handover = Handover.NONE
     endpoints: frozenset[str] = OPENAI_ENDPOINTS  # which it speaks itself; others are translated to chat
     salted_endpoints: frozenset[str] = OPENAI_ENDPOINTS  # of these, where ``salt`` holds
 

@@ -21,6 +21,7 @@ from engine_adapter.base import (
     Capabilities,
     Continuation,
     EventSource,
+    Handover,
     InstanceFacts,
     LoadSignal,
     Prepared,
@@ -55,6 +56,7 @@ class Sglang(OpenAICompatible):
         output_ids=True,
         abort=True,
         continuation=Continuation.MESSAGE,
+        handover=Handover.BOOTSTRAP,
         endpoints=OPENAI_ENDPOINTS | {"embeddings", "tokenize"},
     )
     health_path = "/health"

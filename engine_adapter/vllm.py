@@ -24,6 +24,7 @@ from engine_adapter.base import (
     Capabilities,
     Continuation,
     EventSource,
+    Handover,
     InstanceFacts,
     LoadSignal,
     Merge,
@@ -56,6 +57,7 @@ class Vllm(OpenAICompatible):
         media=True,
         load=LoadSignal.SCRAPE,
         continuation=Continuation.MESSAGE,
+        handover=Handover.PARAMS,
         endpoints=OPENAI_ENDPOINTS | {"embeddings", "tokenize"},
     )
     health_path = "/health"

@@ -53,6 +53,7 @@ from gateway.recorder import Recorder
 from gateway.recovery import TraceFollower
 from gateway.replies import Replies
 from gateway.routing import POLICIES
+from gateway.separation import Separation
 from gateway.settings import Settings
 from gateway.snapshots import IndexSnapshots
 from gateway.store_metrics import StoreCollector
@@ -196,6 +197,15 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
             asyncio.get_running_loop().call_later,
             None if worker is None else worker.loads,
         )
+        by_load = Dispatcher(
+            fleet,
+            index,
+            POLICIES["fewest-requests"](),
+            settings.routing.seed,
+            asyncio.get_running_loop().call_later,
+            None if worker is None else worker.loads,
+        )
+        separation = Separation(fleet, dispatcher, by_load)
         answer_headers = AnswerHeaders(
             recorder.settled,
             frozenset(settings.server.answer_headers),
@@ -211,7 +221,7 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
             prompts=prompts,
             dispatcher=dispatcher,
             attempter=attempter,
-            failover=Failover(dispatcher, attempter, prompts, replies, assembly.failover_options(settings)),
+            failover=Failover(dispatcher, attempter, prompts, replies, separation, assembly.failover_options(settings)),
             replies=replies,
             recorder=recorder,
             flights=flights,

@@ -8,25 +8,29 @@ after ``Lost`` the engine may have worked. ``failover`` decides.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine_adapter.base import OPENAI_ENDPOINTS, Continuation, Merge
+from engine_adapter.base import OPENAI_ENDPOINTS, Continuation, Handover, Merge
 from engine_adapter.base import Ask as EngineAsk
 from engine_adapter.errors import AnswerTooLong, ConnectFailed, UpstreamBroken
 from engine_adapter.http import UpstreamClient, UpstreamResponse
+from engine_adapter.separation import bootstrap_members, merged, prefill_members, transfer_answer, transfer_request
 from gateway.dispatch import Route
 from gateway.draft import Draft
 from gateway.errors import EngineGaveUp, GatewayError, OverTime, UpstreamTimeout, UpstreamUnusable
 from gateway.fleet import Fleet, Instance, Timeouts
+from gateway.handover import PromptCounts
 from gateway.prompts import PromptBook
 from gateway.protocols.base import Ask, Sent
+from gateway.protocols.decode import json_object
 from gateway.relay import RelayOptions, Reply, StreamWriter, Through, relay
 from gateway.replies import Refused, Replies
 from gateway.takeover import Plan
 from tracing.messages import message_chain
-from tracing.record import AttemptRole, Outcome
+from tracing.record import Attempt, AttemptRole, Outcome
 from tracing.runs import RunLinker
 
 LONG_BODY_BYTES = 1 << 17
@@ -47,6 +51,22 @@ class Lost(Exception):
     def __init__(self, error: GatewayError, *, refused: Refused | None = None, in_stream: bool = False) -> None:
         super().__init__(error.message)
         self.error, self.refused, self.in_stream = error, refused, in_stream
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What the engine that decodes is told, and what the one that prefilled counted."""
+
+    members: Mapping[str, object]
+    counts: PromptCounts
+    computing: asyncio.Future[Mapping[str, object]] | None = None  # the prompt, where it is not computed yet
+
+    async def computed(self, writer: StreamWriter | None) -> None:
+        """Wait until the prompt is computed, with heartbeats: before that there is no output, and no count of it."""
+        while self.computing is not None and not self.computing.done():
+            await asyncio.wait({self.computing}, timeout=None if writer is None else writer.heartbeat_due_s())
+            if writer is not None and writer.has_begun and not writer.heartbeat_due_s():
+                await writer.heartbeat()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +94,57 @@ class Attempter:
         self._limits: dict[Timeouts, RelayOptions] = {}
 
     async def run(
-        self, route: Route, ask: Ask, salt: str | None, draft: Draft, reply: Reply, plan: Plan | None = None
+        self,
+        route: Route,
+        ask: Ask,
+        salt: str | None,
+        draft: Draft,
+        reply: Reply,
+        plan: Plan | None = None,
+        prefill: Route | None = None,
     ) -> None:
         """Ask the instance of ``route`` and carry its answer to the client. With a ``plan`` it goes on with an answer
-        that another began.
+        that another began; with ``prefill`` it decodes what that route's instance computed.
 
         Raises ``ConnectFailed``, ``Refused`` and ``Lost``, after which the client may still be answered otherwise; a
         refusal that is the client's own fault it gets at once. Raises ``ClientGone``.
         """
         instance = route.instance
         limits = self._limits_of(instance)
-        is_native = _goes_natively(ask, instance, salt) if plan is None else ask.endpoint in OPENAI_ENDPOINTS
-        send = await self._sending(instance, ask, salt, draft, plan, is_native=is_native)
         writer = StreamWriter(reply, limits) if ask.stream else None
-        draft.begin_attempt(instance.id, AttemptRole.ANSWER if plan is None else AttemptRole.CONTINUATION)
+        if prefill is not None:
+            async with self._prefilled(prefill, instance, ask, salt, draft, writer, plan) as handed:
+                await self._run(route, ask, salt, draft, reply, limits, writer, plan, handed)
+        else:
+            await self._run(route, ask, salt, draft, reply, limits, writer, plan, None)
+
+    async def _run(
+        self,
+        route: Route,
+        ask: Ask,
+        salt: str | None,
+        draft: Draft,
+        reply: Reply,
+        limits: RelayOptions,
+        writer: StreamWriter | None,
+        plan: Plan | None,
+        handed: Handed | None,
+    ) -> None:
+        instance = route.instance
+        is_native = _goes_natively(ask, instance, salt) if plan is None else ask.endpoint in OPENAI_ENDPOINTS
+        more = None if handed is None else handed.members
+        send = await self._sending(instance, ask, salt, draft, plan, is_native=is_native, more=more)
+        role = AttemptRole.CONTINUATION if plan is not None else AttemptRole.DECODE if handed else AttemptRole.ANSWER
+        draft.begin_attempt(instance.id, role)
         draft.sent_ns, draft.engine_may_work = draft.now_ns(), True
         try:
             response = await self._head(send, instance, limits, writer, draft)
             try:
                 if draft.reader is None:
                     self._read_by(instance, ask, draft, is_native=is_native)
-                await self._answer(response, route, limits, writer, draft, reply, plan)
+                if handed is not None and response.status == 200:
+                    await handed.computed(writer)
+                await self._answer(response, route, limits, writer, draft, reply, plan, handed)
             finally:
                 response.close()
         except ConnectFailed as error:
@@ -108,9 +158,18 @@ class Attempter:
             raise
 
     async def _sending(
-        self, instance: Instance, ask: Ask, salt: str | None, draft: Draft, plan: Plan | None, *, is_native: bool
+        self,
+        instance: Instance,
+        ask: Ask,
+        salt: str | None,
+        draft: Draft,
+        plan: Plan | None,
+        *,
+        is_native: bool,
+        more: Mapping[str, object] | None = None,
+        streams: bool | None = None,
     ) -> Coroutine[Any, Any, UpstreamResponse]:
-        """Return what sends the request."""
+        """Return what sends the request. ``more``: members that part prefill from decode."""
         adapter = instance.spec.adapter
         if is_native and ask.endpoint not in OPENAI_ENDPOINTS:
             draft.counts_checked = False  # what prompt it makes of the request is its own affair
@@ -120,7 +179,7 @@ class Attempter:
         prepared = adapter.prepare(
             EngineAsk(
                 request_id=draft.request_id,
-                stream=ask.stream,
+                stream=ask.stream if streams is None else streams,
                 model=None if ask.model == draft.served_model else draft.served_model,
                 salt=salt if instance.capabilities.salt else None,
                 endpoint=ask.endpoint if is_native else "chat",
@@ -132,11 +191,114 @@ class Attempter:
         members = prepared.members if prompt is None else {**prepared.members, **prompt.members}
         if plan is not None:
             members = {**members, **plan.members}
+        if more is not None:
+            parts = {
+                n: merged(members.get(n), value) if isinstance(value, Merge) else value for n, value in more.items()
+            }
+            members = {**members, **parts}
         own = {**(draft.forwarded if is_native else {}), **instance.spec.headers, **prepared.headers}
         headers = {"content-type": "application/json", **_traced(draft), **own}
         url = f"{instance.spec.url}{draft.protocol.path if is_native else _CHAT_PATH}"
         body = await _edited(sent, members)
         return self._client.request("POST", url, headers, body, connect_timeout_s=instance.spec.timeouts.connect_s)
+
+    @asynccontextmanager
+    async def _prefilled(
+        self,
+        route: Route,
+        decoding: Instance,
+        ask: Ask,
+        salt: str | None,
+        draft: Draft,
+        writer: StreamWriter | None,
+        plan: Plan | None,
+    ) -> AsyncIterator[Handed]:
+        """Let a prompt be computed: before the block, or beside it where both engines must be asked at once."""
+        if route.instance.capabilities.handover is Handover.PARAMS:
+            counts = PromptCounts(route.instance.spec.adapter)
+            wanted: dict[str, object] = {"kv_transfer_params": transfer_request()}
+            answer = await self._prefill(route, ask, salt, draft, writer, plan, wanted)
+            counts.told(answer)
+            told = transfer_answer(answer)
+            yield Handed({} if told is None else {"kv_transfer_params": told}, counts)
+            return
+        room = bootstrap_members(route.instance.spec.url, route.instance.spec.bootstrap_port)
+        beside = asyncio.ensure_future(self._prefill(route, ask, salt, draft, None, plan, room))
+        handed = Handed(room, PromptCounts(route.instance.spec.adapter), beside)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None) as scope:
+
+                def ended(task: asyncio.Future[Mapping[str, object]]) -> None:
+                    if task.cancelled():
+                        return
+                    if task.exception() is None:
+                        handed.counts.told(task.result())
+                    elif not scope.expired():
+                        scope.reschedule(loop.time())  # nobody hands anything over: it is no use to wait
+
+                beside.add_done_callback(ended)
+                yield handed
+        except TimeoutError:
+            failure = beside.exception() if beside.done() and not beside.cancelled() else None
+            draft.end_attempt(None, "given_up")
+            raise (
+                failure if failure is not None else Lost(UpstreamTimeout("the engine did not answer in time"))
+            ) from None
+        finally:
+            beside.cancel()
+            await asyncio.wait({beside})
+
+    async def _prefill(
+        self,
+        route: Route,
+        ask: Ask,
+        salt: str | None,
+        draft: Draft,
+        writer: StreamWriter | None,
+        plan: Plan | None,
+        wanted: Mapping[str, object],
+    ) -> Mapping[str, object]:
+        """Let an engine compute the prompt; return its answer. Raises as ``run``; its attempt is noted."""
+        instance, started_ns, error = route.instance, draft.now_ns(), "cut"
+        limits, status = self._limits_of(instance), None
+        is_native = ask.endpoint in OPENAI_ENDPOINTS
+        members = {**prefill_members(ask.form.values), **wanted}
+        try:
+            send = await self._sending(
+                instance, ask, salt, draft, plan, is_native=is_native, more=members, streams=False
+            )
+            response = await self._head(send, instance, limits, writer, draft)
+            try:
+                status = response.status
+                body = await self._read(response, limits, self._options.answer_cap_bytes, draft)
+            finally:
+                response.close()
+            error = f"status_{status}"
+            if status in _MAY_GO_ELSEWHERE or 400 <= status < 500:
+                raise Refused(status, body, response.headers)
+            answer = json_object(body)
+            if status != 200 or answer is None:
+                raise Lost(UpstreamUnusable("the prompt was not computed", code="prefill_failed"))
+            error = ""
+            route.answered() if hasattr(route, "answered") else route.reservation.answered()
+            self._fleet.request_answered(instance, route.ticket)
+            return answer
+        except ConnectFailed as failed:
+            error, draft.failed_at = "connect_failed", instance.id
+            self._fleet.connect_failed(instance, failed)
+            raise
+        except Refused:
+            draft.failed_at = instance.id
+            raise
+        except Lost as lost:
+            error, draft.failed_at = error if error != "cut" else lost.error.code, instance.id
+            self._fleet.request_failed(instance, route.ticket, lost.error)
+            raise
+        finally:
+            draft.attempts.append(
+                Attempt(instance.id, started_ns, draft.now_ns(), status, error or None, role=AttemptRole.PREFILL)
+            )
 
     def _read_by(self, instance: Instance, ask: Ask, draft: Draft, *, is_native: bool) -> None:
         adapter = instance.spec.adapter
@@ -191,15 +353,16 @@ class Attempter:
         draft: Draft,
         reply: Reply,
         plan: Plan | None,
+        handed: Handed | None,
     ) -> None:
         if response.status != 200:
             await self._refusal(response, limits, draft, reply, is_first=plan is None)
         elif writer is not None and response.headers.get("content-type", "").startswith("text/event-stream"):
-            await self._stream(response, route, limits, writer, draft, plan)
+            await self._stream(response, route, limits, writer, draft, plan, handed)
         elif plan is not None:
             raise Lost(UpstreamUnusable("the engine does not answer with a stream"), in_stream=True)
         else:
-            await self._whole(response, limits, draft, reply)
+            await self._whole(response, limits, draft, reply, handed)
             self._fleet.request_answered(route.instance, route.ticket)
 
     async def _refusal(
@@ -217,11 +380,13 @@ class Attempter:
         draft.reader = None
         await self._replies.show_refusal(refused, draft, reply)
 
-    async def _whole(self, response: UpstreamResponse, limits: RelayOptions, draft: Draft, reply: Reply) -> None:
+    async def _whole(
+        self, response: UpstreamResponse, limits: RelayOptions, draft: Draft, reply: Reply, handed: Handed | None
+    ) -> None:
         body = await self._read(response, limits, self._options.answer_cap_bytes, draft)
         draft.end_attempt(200)
         assert draft.reader is not None
-        shown = draft.reader.answer(body)
+        shown = draft.reader.answer(body if handed is None else handed.counts.answer(body))
         self.remember_answer(draft)
         kind = response.headers.get("content-type", "application/json")
         await reply.send(200, {**self._replies.headers.of(draft, is_whole=True), "content-type": kind}, shown)
@@ -235,6 +400,7 @@ class Attempter:
         writer: StreamWriter,
         draft: Draft,
         plan: Plan | None,
+        handed: Handed | None,
     ) -> None:
         instance, reader = route.instance, draft.reader
         assert reader is not None
@@ -261,7 +427,7 @@ class Attempter:
             limits,
             on_output,
             lambda: self.remember_answer(draft),
-            through=_through(instance, draft, plan),
+            through=_through(instance, draft, plan, handed),
             is_gone=lambda: instance.is_silent_for(limits.idle_timeout_s),
         )
         draft.end_attempt(200, None if error is None else error.code)
@@ -344,8 +510,14 @@ def _goes_natively(ask: Ask, instance: Instance, salt: str | None) -> bool:
     return not (loses_salt and ask.refusal is None)
 
 
-def _through(instance: Instance, draft: Draft, plan: Plan | None) -> Through | None:
+def _through(instance: Instance, draft: Draft, plan: Plan | None, handed: Handed | None) -> Through | None:
     """Return what the engine's events go through before the reader sees them."""
+    if handed is not None:
+        draft.journal.is_whole = False
+        if plan is None:
+            return handed.counts
+        counts, further = handed.counts, plan.splice
+        return lambda event: [made for told in counts(event) for made in further(told)]
     journal = draft.journal if instance.capabilities.continuation is Continuation.IDS else None
     if journal is None:
         draft.journal.is_whole = False

@@ -67,6 +67,7 @@ class Draft:
     attempts: list[Attempt] = field(default_factory=list)
     attempt_instance: str | None = None  # of the attempt that runs now
     attempt_started_ns: int = 0
+    failed_at: str = ""  # the instance that the attempt failed at, if it does
     attempt_role: AttemptRole = AttemptRole.ANSWER
     ask: Ask | None = None  # the request as it was read
     prompt: Prompt | None = None

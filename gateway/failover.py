@@ -28,6 +28,7 @@ from gateway.prompts import PromptBook
 from gateway.protocols.base import Ask
 from gateway.relay import Reply
 from gateway.replies import Refused, Replies
+from gateway.separation import Separation
 from gateway.takeover import Takeover
 
 _log = logging.getLogger(__name__)
@@ -53,10 +54,11 @@ class Failover:
         attempter: Attempter,
         prompts: PromptBook,
         replies: Replies,
+        separation: Separation,
         options: FailoverOptions,
     ) -> None:
         self._dispatcher, self._attempter, self._prompts = dispatcher, attempter, prompts
-        self._replies, self._options = replies, options
+        self._replies, self._separation, self._options = replies, separation, options
 
     async def answer(
         self, model: str, ask: Ask, salt: str | None, draft: Draft, reply: Reply, unable: frozenset[str]
@@ -71,14 +73,21 @@ class Failover:
         for _ in range(self._options.attempts):
             cannot = unable if takeover is None else unable | self._dispatcher.without(model, takeover.can)
             run = draft.link.run_id if draft.link is not None else None
-            route = self._dispatcher.route(model, draft.prompt, len(ask.body), tried | cannot, run)
+            pair = self._separation.route(model, draft.prompt, len(ask.body), tried | cannot)
+            cannot |= self._separation.parts(model)
+            route = (
+                pair.decode
+                if pair is not None
+                else self._dispatcher.route(model, draft.prompt, len(ask.body), tried | cannot, run)
+            )
             if route is None:
                 break
-            draft.decision, draft.watch, draft.routed_ns = route.decision, route.watch, draft.now_ns()
-            tried |= {route.instance.id}
+            known = route if pair is None else pair.prefill
+            draft.decision, draft.watch, draft.routed_ns = known.decision, known.watch, draft.now_ns()
+            draft.failed_at = route.instance.id
             plan = takeover.plan(route.instance) if takeover is not None else None
             try:
-                await self._attempter.run(route, ask, salt, draft, reply, plan)
+                await self._attempter.run(route, ask, salt, draft, reply, plan, None if pair is None else pair.prefill)
                 return
             except (Refused, ConnectFailed) as error:
                 trouble = trouble if takeover is not None else error
@@ -87,7 +96,8 @@ class Failover:
                 if not self._may_go_on(lost, draft, route.instance):
                     break
             finally:
-                route.release()
+                (pair or route).release()
+                tried |= {draft.failed_at}
             if isinstance(trouble, Lost):
                 takeover = await self._takeover(ask, draft, trouble)
         await self._no_answer(trouble, model, draft, reply)

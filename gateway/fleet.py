@@ -182,6 +182,7 @@ class Fleet:
         self._snapshots = snapshots
         self._rates = rates
         self._chance = random.Random()  # probes of many gateways should not fall together
+        self.has_parts = any(spec.role is not EngineRole.BOTH for spec in (i.spec for i in self.instances.values()))
         self.warm_at_s = 0.0  # from then on every instance that is up takes its full share (monotonic)
         self._changed = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
@@ -202,6 +203,7 @@ class Fleet:
         if self._group is None:
             raise RuntimeError("the fleet is not running")
         instance = self.instances[spec.id] = Instance(spec, self._rates, self._options.breaker)
+        self.has_parts = self.has_parts or spec.role is not EngineRole.BOTH
         self._begin(self._group, instance)
         return instance
 

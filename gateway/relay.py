@@ -89,6 +89,11 @@ class StreamWriter:
             await self._reply.start(200, {**STREAM_HEADERS, **headers})
             self._wrote_at = self._clock()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the stream has."""
+        return self._reply.is_started
+
     def heartbeat_due_s(self) -> float:
         """Return the time until a heartbeat is due."""
         return max(self._wrote_at + self._options.heartbeat_s - self._clock(), 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from engine_adapter.base import OPENAI_ENDPOINTS, Ask, Continuation, Prepared
+from engine_adapter.base import OPENAI_ENDPOINTS, Ask, Continuation, Handover, Prepared
 from engine_adapter.sglang import Sglang
 
 
@@ -17,7 +17,9 @@ class Embedded(Sglang):
     """
 
     name = "embedded"
-    capabilities = replace(Sglang.capabilities, literal_text=True, continuation=Continuation.IDS)
+    capabilities = replace(
+        Sglang.capabilities, literal_text=True, continuation=Continuation.IDS, handover=Handover.NONE
+    )
 
     def prepare(self, ask: Ask) -> Prepared:
         """Do as SGLang; ask for ids in a stream, and give what there is of an answer that goes on."""
