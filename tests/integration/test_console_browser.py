@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -21,19 +17,37 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.wait import WebDriverWait
 
-from billing.ledger import Ledger
-from billing.ledger_read import LedgerReader, RowFilter
-from billing.reports import Report
 from gateway.cli import main
 from gateway.console.formats import count, money, share
-from gateway.console.routes import routes
-from tests.samples.agent_runs import RunShape, agent_run
-from tracing.record import RequestRecord, Stamps
-from tracing.store import TraceStore, TraceStoreOptions
+from tests.samples.agent_runs import RunShape
+from tests.samples.console_site import Site, billed_runs, console_site, in_flight
+from tracing.detail import BreakKind, Comparison, PromptChange, StepDetail
+from tracing.record import RequestRecord, RunLink
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
 DAY_NS = 86_400 * 10**9
+NOW_NS = 1_790_000_000 * 10**9
+PAGES = (
+    "/console",
+    "/console?window=7d",
+    "/console/runs",
+    "/console/runs?status=failed&window=24h",
+    "/console/runs/run-0002",
+    "/console/runs/run-0003",
+    "/console/runs/run-0002/diff?a=3&b=4",
+    "/console/requests/0003-005",
+    "/console/cost",
+    "/console/cost?by=agent",
+    "/console/breaks?window=7d",
+    "/console/prefixes",
+    "/console/what-if?run=run-0004",
+    "/console/instances",
+    "/console/stores",
+    "/console/index",
+    "/console/settings",
+    "/console/keys",
+)
 HOSTILE = "<img src=x onerror=\"document.title='broken'\">"
 
 pytestmark = [
@@ -47,70 +61,35 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def runs() -> list[list[RequestRecord]]:
-    shapes = [RunShape(run_id=f"run-{number:04x}", seed=number, steps=number + 4) for number in range(1, 6)]
-    runs = [agent_run(replace(shape, start_ns=shape.start_ns + shape.seed * 10**12)) for shape in shapes]
-    runs[2] = [replace(record, labels={"agent": HOSTILE, "step_name": HOSTILE}) for record in runs[2]]
-    return runs
+    """Runs of three days, one of them hostile in everything that clients name."""
+    half_ns = DAY_NS // 2
+    shapes = [
+        RunShape(run_id=f"run-{number:04x}", seed=number, steps=number + 4, start_ns=NOW_NS - (6 - number) * half_ns)
+        for number in range(1, 6)
+    ]
+    found = billed_runs(shapes)
+    found[2] = [replace(record, labels={"agent": HOSTILE, "step_name": HOSTILE}) for record in found[2]]
+    return found
 
 
 @pytest.fixture(scope="module")
-def ledger(runs: list[list[RequestRecord]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The runs' rows, a day apart, so that there is a trend."""
-    path = tmp_path_factory.mktemp("cost") / "ledger.sqlite3"
-    with Ledger(path) as opened:
-        for day, run in enumerate(runs):
-            for record in run:
-                opened.append(replace(record, stamps=later(record.stamps, day)))
-    return path
-
-
-def later(stamps: Stamps, days: int) -> Stamps:
-    shift = days * DAY_NS
-    names = ("arrived_ns", "routed_ns", "sent_ns", "first_token_ns", "last_token_ns", "closed_ns")
-    values = (getattr(stamps, name) for name in names)
-    return Stamps(*(None if value is None else value + shift for value in values))
+def site(runs: list[list[RequestRecord]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with console_site(tmp_path_factory.mktemp("console"), runs, now_ns=NOW_NS) as site:
+        broken, told = runs[1][3], runs[1][2]
+        change = PromptChange(
+            BreakKind.TIMESTAMP, "system", f"messages[0].{HOSTILE}", 12, 31, 12, 31, "aa", "bb",
+            kept_chars=300, repeated_chars=9_000, total_chars=9_500, before=HOSTILE, after="2026-09-21",
+        )  # fmt: skip
+        site.traces.describe(
+            StepDetail(broken.request_id, Comparison.CHANGED, previous_request_id=told.request_id, change=change)
+        )
+        assert site.traces.flush(30)
+        yield site
 
 
 @pytest.fixture(scope="module")
-def address(runs: list[list[RequestRecord]], ledger: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    store = TraceStore(tmp_path_factory.mktemp("console") / "t.sqlite3", TraceStoreOptions(max_age_ns=None))
-    for run in runs:
-        for record in run:
-            store.append(record)
-    assert store.flush(30)
-    loop = asyncio.new_event_loop()
-    started: list[int] = []
-    ready = threading.Event()
-
-    def report_of(by: Sequence[str], where: RowFilter) -> Report:
-        with LedgerReader(ledger) as reader:
-            return reader.report(by, where)
-
-    async def start() -> web.AppRunner:
-        app = web.Application()
-        now_ns = max(record.stamps.closed_ns for run in runs for record in run) + len(runs) * DAY_NS
-        app.add_routes(routes(store, clock=lambda: now_ns, report_of=report_of))
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        started.append(runner.addresses[0][1])
-        ready.set()
-        return runner
-
-    def serve() -> None:
-        runner = loop.run_until_complete(start())
-        loop.run_forever()
-        loop.run_until_complete(runner.cleanup())
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    assert ready.wait(30)
-    yield f"http://127.0.0.1:{started[0]}"
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
-    store.close()
+def address(site: Site) -> str:
+    return site.url
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +139,7 @@ def body(browser: WebDriver) -> str:
 def test_the_list_shows_every_run_and_exact_totals(
     browser: WebDriver, address: str, runs: list[list[RequestRecord]]
 ) -> None:
-    browser.get(f"{address}/console")
+    browser.get(f"{address}/console/runs")
     rows = browser.find_elements(By.CSS_SELECTOR, "table.runs tbody tr")
     assert len(rows) == len(runs)
     records = [record for run in runs for record in run]
@@ -181,7 +160,7 @@ def test_the_list_shows_every_run_and_exact_totals(
 def test_a_run_opens_by_keyboard_and_shows_its_steps(
     browser: WebDriver, address: str, runs: list[list[RequestRecord]]
 ) -> None:
-    browser.get(f"{address}/console")
+    browser.get(f"{address}/console/runs")
     browser.find_element(By.TAG_NAME, "body").send_keys("j")
     browser.switch_to.active_element.send_keys(Keys.ENTER)
     run = runs[-1]
@@ -218,34 +197,170 @@ def test_a_linked_step_is_unfolded_and_a_request_has_a_page(
     assert [entry for entry in complaints(browser) if "404" not in entry["message"]] == []
 
 
-def test_nothing_is_wider_than_a_phone_and_both_schemes_are_there(
-    browser: WebDriver, address: str, runs: list[list[RequestRecord]]
-) -> None:
-    pages = (
-        "/console",
-        "/console/cost",
-        "/console/cost?by=agent",
-        f"/console/runs/{runs[2][0].link.run_id}",
-        f"/console/requests/{runs[2][5].request_id}",
-    )
+def test_nothing_is_wider_than_a_phone_and_both_schemes_are_there(browser: WebDriver, address: str) -> None:
+    """Every page at phone and desktop width: no sideways scrolling, nothing in the log, hostile text as text."""
     colours: dict[str, set[str]] = {"light": set(), "dark": set()}
-    for scheme, seen in colours.items():
-        for width in (360, 820, 1360):
-            emulate(browser, width, 800, scheme)
-            for page in pages:
-                browser.get(address + page)
-                browser.execute_script("for (const each of document.querySelectorAll('details')) each.open = true")
-                wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-                assert browser.execute_script(wide) == 0, (page, width)
-                seen.add(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
+    for scheme, width in (("light", 360), ("dark", 1360)):
+        emulate(browser, width, 800, scheme)
+        for page in PAGES:
+            browser.get(address + page)
+            browser.execute_script("for (const each of document.querySelectorAll('details')) each.open = true")
+            wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert browser.execute_script(wide) == 0, (page, width)
+            colours[scheme].add(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
+            assert not browser.title.startswith("broken"), page
+            assert browser.find_elements(By.CSS_SELECTOR, "main img, main iframe") == [], page
+            assert complaints(browser) == [], page
     assert len(colours["light"]) == len(colours["dark"]) == 1
     assert colours["light"] != colours["dark"]
+
+
+CONTRAST = """
+const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+  .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+  .reduce((sum, v, at) => sum + v * [0.2126, 0.7152, 0.0722][at], 0);
+const ground = (element) => {
+  for (let at = element; at; at = at.parentElement) {
+    const colour = parse(getComputedStyle(at).backgroundColor);
+    if (colour.length < 4 || colour[3] > 0.9) return colour;
+  }
+  return [255, 255, 255];
+};
+const poor = [];
+for (const element of document.querySelectorAll('main *, header *')) {
+  if (element.closest('svg, datalist, select, [aria-hidden]') || !element.checkVisibility()) continue;
+  if (![...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim())) continue;
+  const [a, b] = [light(parse(getComputedStyle(element).color)), light(ground(element))];
+  const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  if (ratio < 4.5) poor.push(`${element.tagName}.${element.className}: ${ratio.toFixed(2)}`);
+}
+const unnamed = [...document.querySelectorAll('svg[role=img]:not([aria-label]), a:not([href])')]
+  .map((element) => element.outerHTML.slice(0, 80));
+const fields = [...document.querySelectorAll('input:not([type=hidden]), select')]
+  .filter((field) => !field.labels.length && !field.ariaLabel).map((field) => field.name);
+return [[...new Set(poor)], unnamed, fields];
+"""
+
+
+def test_text_can_be_read_and_everything_has_a_name(browser: WebDriver, address: str) -> None:
+    """Contrast of at least 4.5 to 1 for all text, a label for each field, a name for each picture."""
+    for scheme in ("light", "dark"):
+        emulate(browser, 1360, 900, scheme)
+        for page in PAGES:
+            browser.get(address + page)
+            assert browser.execute_script(CONTRAST) == [[], [], []], (page, scheme)
+
+
+def test_every_page_is_reached_and_walked_by_keyboard(browser: WebDriver, address: str) -> None:
+    browser.get(f"{address}/console")
+    browser.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
+    assert browser.switch_to.active_element.text == "Skip to content"
+    browser.switch_to.active_element.send_keys(Keys.ENTER)
+    assert browser.switch_to.active_element.get_attribute("id") == "main"
+    for page in ("/console/breaks?window=7d", "/console/prefixes", "/console/what-if?run=run-0004", "/console/index"):
+        browser.get(address + page)
+        browser.find_element(By.TAG_NAME, "body").send_keys("jj")
+        shown = "const e = document.activeElement; return e.matches('[data-nav]') && e.matches(':focus-visible')"
+        assert browser.execute_script(shown) is True, page
+        names = [link.text for link in browser.find_elements(By.CSS_SELECTOR, "header nav a")]
+        assert names[:3] == ["Overview", "Runs", "Cost"]
+    browser.get(f"{address}/console/breaks")
+    browser.find_element(By.TAG_NAME, "body").send_keys("/")
+    assert browser.switch_to.active_element.get_attribute("name") == "run"
+
+
+def test_the_overview_moves_while_it_is_open(browser: WebDriver, site: Site, runs: list[list[RequestRecord]]) -> None:
+    browser.get(f"{site.url}/console?window=1h")
+    wait = WebDriverWait(browser, 20)
+    wait.until(lambda shown: shown.find_element(By.CSS_SELECTOR, "[data-live-state]").is_displayed())
+    assert "In flight\n0" in body(browser)
+    site.underway.append(in_flight(runs[0], NOW_NS))
+    wait.until(lambda shown: "In flight\n1" in body(shown))
+    row = browser.find_element(By.CSS_SELECTOR, ".flights li").text
+    assert "streaming" in row
+    assert "engine-a" in row
+    site.underway.clear()
+    wait.until(lambda shown: "In flight\n0" in body(shown))
+    assert len(browser.find_elements(By.CSS_SELECTOR, ".fleet tbody tr")) == 4
     assert complaints(browser) == []
 
 
-def test_the_page_of_costs_has_the_numbers_of_the_command_line(
-    browser: WebDriver, address: str, ledger: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_grows_while_it_is_open_and_what_is_unfolded_stays(
+    browser: WebDriver, site: Site, runs: list[list[RequestRecord]]
 ) -> None:
+    last = runs[4][-1]
+    browser.get(f"{site.url}/console/runs/run-0005#step-2")
+    wait = WebDriverWait(browser, 20)
+    wait.until(lambda shown: shown.find_element(By.CSS_SELECTOR, "[data-live-state]").is_displayed())
+    link = RunLink("run-0005", len(runs[4]) + 1, "tool_call_id", 0.99, last.request_id)
+    step = replace(last, request_id="0005-live", link=link)
+    site.traces.append(step)
+    try:
+        selector = f"#step-{len(runs[4]) + 1}"
+        wait.until(lambda shown: shown.find_elements(By.CSS_SELECTOR, selector))
+        steps = browser.find_elements(By.CSS_SELECTOR, "ol.steps > li")
+        assert len(steps) == len(runs[4]) + 1
+        assert browser.find_element(By.CSS_SELECTOR, "#step-2 details").get_attribute("open") == "true"
+        total = sum(record.charge.amount_nano or 0 for record in [*runs[4], step])
+        wait.until(lambda shown: str(money(total, "USD")) in body(shown))
+        assert complaints(browser) == []
+    finally:
+        runs[4].append(step)
+
+
+def test_a_long_run_is_paged_and_its_picture_leads_to_each_part(
+    chromium: WebDriver, browser: WebDriver, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """5,000 steps: what a page holds is bounded, however long the run; ``./bench console`` measures the times."""
+    long = billed_runs([RunShape(run_id="run-long", steps=5_000, start_ns=NOW_NS - DAY_NS)])
+    with console_site(tmp_path_factory.mktemp("long"), long, now_ns=NOW_NS) as site:
+        browser.get(f"{site.url}/console/runs/run-long?page=25")
+        total = sum(record.charge.amount_nano or 0 for record in long[0])
+        assert str(money(total, "USD")) in body(browser)
+        steps = browser.find_elements(By.CSS_SELECTOR, "ol.steps > li")
+        assert [steps[0].get_attribute("id"), len(steps)] == ["step-2401", 100]
+        assert browser.execute_script("return document.querySelectorAll('*').length") < 20_000
+        columns = browser.find_elements(By.CSS_SELECTOR, ".whole-tokens a")
+        assert len(columns) <= 160
+        address = columns[-1].get_dom_attribute("href")
+        browser.get(f"{site.url}/console/runs/run-long{address}")
+        assert browser.find_elements(By.CSS_SELECTOR, "ol.steps > li")[-1].get_attribute("id") == "step-5000"
+        browser.execute_script("window.scrollTo(0, document.body.scrollHeight)")
+        assert complaints(browser) == []
+
+
+def test_pages_agree_with_the_command_line_and_the_ledger(
+    browser: WebDriver, site: Site, runs: list[list[RequestRecord]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = ["--ledger", str(site.ledger), "--traces", str(site.traces_path)]
+    assert main(["whatif", "run-0004", *places, "--json"]) == 0
+    lines = json.loads(capsys.readouterr().out)["lines"]
+    browser.get(f"{site.url}/console/what-if?run=run-0004")
+    rows = browser.find_elements(By.CSS_SELECTOR, "table.whatif tbody tr")
+    assert len(rows) == len(lines)
+    for row, line in zip(rows, lines, strict=True):
+        assert line["title"] in row.text
+        assert str(money(line["cost_nano"], "USD")) in row.text
+    assert main(["report", "--ledger", str(site.ledger), "--by", "run", "--json"]) == 0
+    billed = {group["run"]: group for group in json.loads(capsys.readouterr().out)["groups"]}
+    for run in runs[:4]:
+        name = run[0].link.run_id if run[0].link else ""
+        browser.get(f"{site.url}/console/runs/{name}")
+        assert str(money(billed[name]["amount_nano"], "USD")) in body(browser)
+        assert count(billed[name]["prompt_tokens"]) in body(browser)
+    assert main(["doctor", *places, "--since", "2026-09-01", "--limit", "1000", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    browser.get(f"{site.url}/console/breaks?window=7d")
+    assert f"Lost tokens\n{count(told['lost_tokens'])}" in body(browser)
+    assert f"Breaks\n{count(told['breaks'])}" in body(browser)
+    assert HOSTILE in body(browser)
+
+
+def test_the_page_of_costs_has_the_numbers_of_the_command_line(
+    browser: WebDriver, site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address, ledger = site.url, site.ledger
     for width in (1360, 390):
         emulate(browser, width, 900, "light")
         browser.get(f"{address}/console/cost?by=agent&window=all")

@@ -79,6 +79,7 @@ class Site:
 
     url: str
     traces: TraceStore
+    traces_path: Path
     ledger: Path
     keys: AccessStore
     console: Console
@@ -213,7 +214,7 @@ def console_site(
         live=live or LiveOptions(tick_s=0.05),
     )
     with _served(sources) as (url, console):
-        yield Site(url, traces, ledger, keys, console, underway)
+        yield Site(url, traces, folder / "traces.sqlite3", ledger, keys, console, underway)
     traces.close()
     keys.close()
 

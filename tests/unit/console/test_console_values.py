@@ -64,7 +64,7 @@ def test_a_title_asked_for_beside_a_conversation_computes_nothing_of_it() -> Non
 
 def test_what_nobody_of_the_run_computed_was_there_before() -> None:
     steps = [step(1, 64, 100), step(2, 100, 200)]
-    assert device_writers(steps, "r1") == Writers(None, None, 1, None, None)
+    assert device_writers(steps, "r1") == Writers(None, None, 0, None, None)
     found = device_writers(steps, "r2")
     assert found is not None
     assert (found.oldest, found.newest) == (None, 1)
