@@ -176,6 +176,7 @@ class Fleet:
     ) -> None:
         self._options = options or HealthOptions()
         self.instances = {spec.id: Instance(spec, rates, self._options.breaker) for spec in specs}
+        self._has_outside = any(instance.spec.keeps_out for instance in self.instances.values())
         self.index = index
         self._client = client
         self._on_described = on_described
@@ -203,6 +204,7 @@ class Fleet:
         if self._group is None:
             raise RuntimeError("the fleet is not running")
         instance = self.instances[spec.id] = Instance(spec, self._rates, self._options.breaker)
+        self._has_outside |= spec.keeps_out
         self.has_parts = self.has_parts or spec.role is not EngineRole.BOTH
         self._begin(self._group, instance)
         return instance
@@ -229,7 +231,7 @@ class Fleet:
     def serving(self, model: str) -> list[Instance]:
         """Return the instances that serve the model, healthy or not; see ``gateway.network`` for those outside."""
         serving = [instance for instance in self.instances.values() if model in instance.models]
-        if any(instance.spec.keeps_out for instance in serving):
+        if self._has_outside:
             inside = [instance for instance in self.instances.values() if not instance.spec.keeps_out]
             if any(not instance.models or model in instance.models for instance in inside):
                 return [instance for instance in serving if not instance.spec.keeps_out]
