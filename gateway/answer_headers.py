@@ -47,6 +47,8 @@ class AnswerHeaders:
                 headers["x-keepwarm-predicted-hit"] = str(draft.decision.predicted_hit_tokens)
         if is_whole:
             headers |= {f"x-keepwarm-{name}": value for name, value in self._end(draft, shown).items()}
+        if draft.verdict is not None:
+            headers["x-keepwarm-break"] = draft.verdict
         if draft.limits:
             headers |= limit_headers(draft.limits, draft.now_ns())
         return headers

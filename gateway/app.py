@@ -29,6 +29,7 @@ from gateway.admin import Admin
 from gateway.answer_headers import AnswerHeaders
 from gateway.attempt import Attempter
 from gateway.console.mount import mounted_console
+from gateway.diagnosis.explain import Explainer
 from gateway.diagnosis.watch import Build, PromptWatch
 from gateway.discovery.keeper import Keeper
 from gateway.dispatch import Dispatcher
@@ -53,15 +54,16 @@ from gateway.recorder import Recorder
 from gateway.recovery import TraceFollower
 from gateway.replies import Replies
 from gateway.routing import POLICIES
+from gateway.scale import ScaleCollector
 from gateway.separation import Separation
 from gateway.settings import Settings
 from gateway.snapshots import IndexSnapshots
+from gateway.span_export import span_export
 from gateway.store_metrics import StoreCollector
 from gateway.tokens import Tokens
 from gateway.workers.place import WorkerPlace
 from gateway.workers.worker import Worker
 from radix_index.index import RadixIndex
-from tracing.export import SpanExport, otlp_exporter
 from tracing.metrics import Metrics
 from tracing.record import RequestRecord
 from tracing.runs import RunLinker
@@ -142,7 +144,7 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
             await asyncio.to_thread(ledger.register, book)
         responses = ResponseStore(settings.response_path)
         stack.push_async_callback(asyncio.to_thread, responses.close)
-        spans = _spans(settings)
+        spans = span_export(settings)
         if spans is not None:
             stack.push_async_callback(asyncio.to_thread, spans.close, _FLUSH_S)
         client = await stack.enter_async_context(WireClient())
@@ -196,7 +198,10 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
             settings.routing.seed,
             asyncio.get_running_loop().call_later,
             None if worker is None else worker.loads,
+            settings.routing.through,
         )
+        gate = assembly.admission_gate(settings, fleet)
+        metrics.registry.register(ScaleCollector(fleet, gate))
         by_load = Dispatcher(
             fleet,
             index,
@@ -227,6 +232,7 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
             flights=flights,
             spending=spending,
             compared=compared,
+            gate=gate,
         )
         sources = assembly.sources(settings)
         readiness = _Readiness(flights, fleet, recorder, waits_for=len(processes) or 1)
@@ -251,6 +257,15 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
         )
         app.add_routes(edge.routes())
         app.add_routes(admin.routes())
+        explainer = Explainer(
+            keys=keys.ring,
+            models=models,
+            prompts=prompts,
+            dispatcher=dispatcher,
+            compared=compared,
+            protocols=edge.protocols,
+        )
+        app.add_routes(explainer.routes())
         if settings.tracing.receive:
             app.add_routes(OtlpReceiver(keys.ring, traces, assembly.receiver_options(settings)).routes())
         peers = Peers(settings.server.trusted_proxies)
@@ -371,11 +386,6 @@ def _watch(
         return Build(engine, facts.weights_id or facts.model_path, template)
 
     return None if options is None else PromptWatch(traces.describe, build_of, options)
-
-
-def _spans(settings: Settings) -> SpanExport | None:
-    endpoint = settings.tracing.otlp_endpoint
-    return None if endpoint is None else SpanExport(otlp_exporter(endpoint))
 
 
 async def _load_tokenizers(instance: Instance, models: ModelDirectory, prompts: PromptBook, settings: Settings) -> None:

@@ -32,6 +32,7 @@ from gateway.takeover import Plan
 from tracing.messages import message_chain
 from tracing.record import Attempt, AttemptRole, Outcome
 from tracing.runs import RunLinker
+from tracing.spans import upstream_traceparent
 
 LONG_BODY_BYTES = 1 << 17
 """Bodies longer than this are read and edited in a thread: other streams must not wait for them."""
@@ -533,4 +534,9 @@ def _tells_of_health(error: GatewayError) -> bool:
 
 
 def _traced(draft: Draft) -> dict[str, str]:
-    return {} if draft.traceparent is None else {"traceparent": draft.traceparent}
+    """Return the trace that the engine is part of: the client's own, or our attempt in it where spans are exported."""
+    if not draft.exports_spans:
+        return {} if draft.traceparent is None else {"traceparent": draft.traceparent}
+    run_id, number = None if draft.link is None else draft.link.run_id, len(draft.attempts) + 1
+    told = upstream_traceparent(draft.request_id, number, draft.identity.tenant, run_id, draft.traceparent)
+    return {"traceparent": told}

@@ -70,6 +70,7 @@ class Draft:
     failed_at: str = ""  # the instance that the attempt failed at, if it does
     attempt_role: AttemptRole = AttemptRole.ANSWER
     ask: Ask | None = None  # the request as it was read
+    verdict: str | None = None  # how it follows the request before it, where the client asks
     prompt: Prompt | None = None
     repairs: tuple[str, ...] = ()  # policies that changed the body
     unrepaired: Prompt | None = None  # of the body as it came

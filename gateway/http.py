@@ -136,6 +136,11 @@ class Edge:
         served: tuple[EndpointProtocol, ...] = (CHAT, COMPLETIONS, MESSAGES, responses, EMBEDDINGS)
         self._protocols = {protocol.path.removeprefix("/v1"): protocol for protocol in served}
 
+    @property
+    def protocols(self) -> dict[str, EndpointProtocol]:
+        """The protocols by their endpoints' names."""
+        return {protocol.endpoint: protocol for protocol in self._protocols.values()}
+
     def routes(self) -> list[web.RouteDef]:
         """Return the routes, each at all of ``paths.ROOTS``."""
         found = [web.get("/openapi.json", self._document)]

@@ -24,9 +24,10 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from gateway.admission_gate import AdmissionGate
 from gateway.attempt import Attempter
 from gateway.diagnosis.watch import PromptWatch
-from gateway.dispatch import Dispatcher
+from gateway.dispatch import BYTES_PER_TOKEN, Dispatcher
 from gateway.draft import Draft, forwarded_of, labels_of, traceparent_of
 from gateway.errors import BadRequest, Draining, GatewayError, NoInstance, UpstreamUnusable
 from gateway.failover import Failover
@@ -103,11 +104,14 @@ class Pipeline:
         flights: Flights,
         spending: Spending | None = None,
         compared: PromptWatch | None = None,
+        gate: AdmissionGate | None = None,
     ) -> None:
-        """``compared``: holds each request against the one before it, once it is over."""
+        """``compared``: holds each request against the one before it, once it is over. ``gate``: where requests wait for
+        their turn."""
         self._keys, self._models, self._linker, self._prompts = keys, models, linker, prompts
         self._dispatcher, self._attempter, self._recorder, self._flights = dispatcher, attempter, recorder, flights
         self._failover, self._replies, self._spending, self._compared = failover, replies, spending, compared
+        self._gate = gate
         self._reader, self._unrepaired = BodyReader(), Unrepaired()
 
     async def handle(self, arrival: Arrival, reply: Reply) -> None:
@@ -148,6 +152,9 @@ class Pipeline:
         draft.ask = admitted.ask
         self._link(admitted, arrival.headers, draft)
         self._recorder.admit(draft)
+        if self._compared is not None and arrival.headers.get("x-keepwarm-explain"):
+            previous_id = None if draft.link is None else draft.link.previous_request_id
+            draft.verdict = await asyncio.to_thread(self._compared.verdict, previous_id, admitted.ask)
         draft.prompt = prompt = await self._prompt(admitted, admitted.reading, admitted.new_bytes)
         if admitted.came is not None:
             reading = await self._reader.read(arrival.protocol, admitted.came, admitted.caller.identity.tenant)
@@ -161,7 +168,14 @@ class Pipeline:
         if (demand := min_hit_of(arrival.headers)) is not None:
             foreseen = self._dispatcher.foresee(admitted.model, prompt, len(admitted.ask.body), unable)
             unable |= demand.cold(foreseen, draft.prompt_tokens)
-        await self._failover.answer(admitted.model, admitted.ask, admitted.salt, draft, reply, unable)
+        answer = self._failover.answer
+        if self._gate is None:
+            await answer(admitted.model, admitted.ask, admitted.salt, draft, reply, unable)
+            return
+        foreseen = self._dispatcher.foresee(admitted.model, prompt, len(admitted.ask.body), unable)
+        tokens = prompt.tokens if prompt is not None else len(admitted.ask.body) // BYTES_PER_TOKEN
+        async with self._gate.turn(admitted.model, self._gate.entry(draft, arrival.headers, foreseen, tokens)):
+            await answer(admitted.model, admitted.ask, admitted.salt, draft, reply, unable)
 
     async def _prompt(self, admitted: Admitted, reading: Reading, new_bytes: int) -> Prompt | None:
         model, ask = admitted.model, reading.ask

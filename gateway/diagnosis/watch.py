@@ -14,6 +14,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from urllib.parse import quote
 
 from gateway.diagnosis.compare import compare
 from gateway.diagnosis.sections import CONVERSATION, SAMPLING, SYSTEM, TOOLS, Kept, digest_of, keep
@@ -23,6 +24,7 @@ from tracing.detail import Comparison, PromptChange, Reproduction, StepDetail
 from tracing.record import RequestRecord
 
 _log = logging.getLogger(__name__)
+_HURRY_S = 1.0  # who asks before an answer goes out waits no longer for the step before
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,25 @@ class PromptWatch:
         self._wake.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    @property
+    def shows_words(self) -> bool:
+        """Whether excerpts may be kept and shown as they are."""
+        return self._options.content is ContentPolicy.FULL
+
+    def verdict(self, previous_id: str | None, ask: Ask) -> str:
+        """Return in a header's words how a request follows the one that it continues. Blocks: use a thread."""
+        if previous_id is None:
+            return Comparison.FIRST.value
+        self.flush(_HURRY_S)
+        former = self.former(previous_id)
+        if former is None:
+            return Comparison.UNSEEN.value
+        comparison, change = compare(former.kept, keep("", ask, None), shows_words=False)
+        if change is None:
+            return comparison.value
+        path = quote(change.path, safe="[]._-")
+        return f"{comparison}; kind={change.kind}; path={path}; chars={change.start}-{change.end}"
 
     def former(self, request_id: str) -> Remembered | None:
         """Return a former request if its text is at hand."""
