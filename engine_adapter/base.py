@@ -199,7 +199,7 @@ class EngineAdapter(Protocol):
 
 def mapping(value: object) -> Mapping[str, object] | None:
     """Return a JSON object as a mapping, ``None`` for anything else."""
-    return value if isinstance(value, Mapping) else None
+    return value if type(value) is dict or isinstance(value, Mapping) else None
 
 
 def whole_number(value: object) -> int | None:

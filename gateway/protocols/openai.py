@@ -20,7 +20,6 @@ from gateway.protocols.openai_errors import GAVE_UP, GAVE_UP_BODY, GAVE_UP_REASO
 from gateway.protocols.seen import Seen
 from gateway.protocols.sse import data_of, event_of, with_data
 
-_OUTPUT_MEMBERS = ("content", "tool_calls", "reasoning_content", "reasoning")
 _HEAD_MEMBERS = ("id", "created", "model", "system_fingerprint")
 DONE = b"[DONE]"
 DONE_EVENT = event_of(DONE)
@@ -115,6 +114,7 @@ class AnswerReader:
         self._shows_usage, self._model = shows_usage, model
         self._hidden = frozenset[str]() if shows_detail or shows_ids else adapter.private_members
         self._ids = {} if shows_ids else adapter.id_members
+        self._touched = self._hidden | self._ids.keys() | ({"model"} if model is not None else set())
         self.seen = Seen()
 
     def has_ended(self) -> bool:
@@ -183,7 +183,7 @@ class AnswerReader:
             if isinstance(part, dict):
                 index = choice.get("index")
                 self.seen.take(index if isinstance(index, int) else 0, part)
-                has_output = has_output or any(part.get(name) for name in _OUTPUT_MEMBERS)
+                has_output = has_output or _has_output(part)
             elif text := choice.get("text"):
                 index = choice.get("index")
                 self.seen.take_text(index if isinstance(index, int) else 0, str(text))
@@ -192,6 +192,8 @@ class AnswerReader:
 
     def _shown(self, event: bytes, data: bytes, chunk: Mapping[str, object]) -> bytes:
         self._count(chunk)
+        if chunk.get("usage") is None and self._touched.isdisjoint(chunk):
+            return event
         hidden = self._hidden_in(chunk)
         if not self._shows_usage and chunk.get("usage") is not None:
             hidden.add("usage")
@@ -227,6 +229,12 @@ class AnswerReader:
     def _renamed(self, answer: Mapping[str, object]) -> Mapping[str, object]:
         named = self._model is not None and "model" in answer
         return {"model": self._model} if named else {}
+
+
+def _has_output(part: Mapping[str, object]) -> bool:
+    """Tell whether a message, or a piece of one, says anything."""
+    get = part.get
+    return bool(get("content") or get("tool_calls") or get("reasoning_content") or get("reasoning"))
 
 
 def _holds(value: object, name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -16,7 +17,7 @@ from engine_adapter.sglang import Sglang
 from gateway.errors import EngineGaveUp, GatewayError
 from gateway.protocols.openai import AnswerReader
 from gateway.protocols.openai_errors import error_body
-from gateway.protocols.sse import EventCutter, EventTooLong
+from gateway.protocols.sse import EventCutter, EventTooLong, data_of
 from gateway.relay import ClientGone, RelayOptions, StreamWriter, relay
 from tests.scripted_engine import DONE, chunk, event, stream, usage, usage_chunk
 
@@ -253,3 +254,32 @@ def test_tool_calls_are_put_together_from_their_pieces() -> None:
     message = reader.seen.message()
     assert message is not None
     assert [c["function"]["arguments"] for c in message["tool_calls"]] == ['{"x":1}', "{}"]  # type: ignore[index,attr-defined]
+
+
+PIECES = st.sampled_from(["data: a", "\n", "\r\n", "\r", ": c", "event: e", "data:b", "x"])
+
+
+@given(
+    text=st.lists(PIECES, max_size=30).map("".join),
+    cuts=st.lists(st.integers(0, 200), max_size=8),
+)
+def test_the_quick_way_to_cut_events_is_the_slow_one(text: str, cuts: list[int]) -> None:
+    data = text.encode()
+    quick, at, told = EventCutter(1 << 20), 0, list[bytes]()
+    for cut in [*sorted(min(cut, len(data)) for cut in cuts), len(data)]:
+        told += quick.feed(data[at:cut])
+        at = cut
+    assert b"".join(told) + quick.rest() == data
+    assert told == _cut_slowly(data) or b"\r" in data  # a carriage return at a read's end waits for what follows
+    for event in told:
+        lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
+        assert data_of(event) == (b"\n".join(lines) if lines else None)
+
+
+def _cut_slowly(data: bytes) -> list[bytes]:
+    events, start = list[bytes](), 0
+    for found in re.finditer(rb"\n\n", data):
+        if found.start() >= start:
+            events.append(data[start : found.end()])
+            start = found.end()
+    return events
