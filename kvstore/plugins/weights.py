@@ -21,7 +21,7 @@ def model_files(folder: Path) -> list[Path]:
 def weights_digest(folder: Path, memo: Path | None = None) -> str:
     """Return 32 hex digits over every byte of the model's files. Raises ``OSError``, and ``ValueError`` without any.
 
-    About 0.1 CPU s/GB, of files that were read a moment ago; then remembered in ``memo`` while sizes and times of the
+    About 0.3 CPU s/GB, of files that were read a moment ago; then remembered in ``memo`` while sizes and times of the
     files stay as they are.
     """
     files = model_files(folder)
