@@ -11,11 +11,14 @@ Counts are exact up to 2**53 (nine million units of currency, in nano-units), wh
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from billing.budgets import Hold, Seed, Settled
@@ -25,8 +28,8 @@ _PREFIX = "{keepwarm-budgets}"  # one hash slot, so that a script may touch all 
 _GENERATION, _FORGOT = f"{_PREFIX}:generation", f"{_PREFIX}:forgot"
 #: Counts are kept this long after their window.
 _KEEP_MS = 3_600_000
-#: After a failure nobody asks again for this long.
-_PAUSE_S = 0.2
+#: After a failure nobody asks, but for a ping in the background, this often.
+_PING_S = 0.2
 
 _HELD, _FULL, _STRANGER, _FORGOTTEN = range(4)
 #: Keys: generation, forgot, counts. Arguments: generation, then for each count amount, limit, ms to keep, hard, window
@@ -78,8 +81,8 @@ end
 return out
 """
 
-#: Connections of a process; more requests than that wait for one, at most this long.
-_CONNECTIONS, _QUEUE_S = 8, 5.0
+#: Connections of a process; more requests than that wait for one, and no longer once the store is away.
+_CONNECTIONS = 8
 
 #: Widens what is written down of when the store forgot.
 _FORGET = """
@@ -95,18 +98,20 @@ class RedisBudgetStore:
     """The store. ``seeds`` is asked when the store turns out to be empty."""
 
     def __init__(self, url: str, *, timeout_s: float = 0.25, seeds: Seeds = tuple) -> None:
-        pool: BlockingConnectionPool = BlockingConnectionPool.from_url(
-            url, max_connections=_CONNECTIONS, timeout=_QUEUE_S, socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
+        """``timeout_s``: a server that is silent for so long is away. That is waited for once, not by every request."""
+        self._redis = Redis.from_url(
+            url, max_connections=_CONNECTIONS + 2, socket_timeout=timeout_s, socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),
         )  # fmt: skip
-        self._redis = Redis.from_pool(pool)
+        self._slots = asyncio.Semaphore(_CONNECTIONS)
         self._seeds = seeds
         self._reserve_script = self._redis.register_script(_RESERVE)
         self._settle_script = self._redis.register_script(_SETTLE)
         self._forgot_script = self._redis.register_script(_FORGET)
         self._generation: bytes | None = None
         self._asked_ns: int | None = None  # the latest arrival that the store answered for
-        self._paused_until = 0.0
+        self._pinging: asyncio.Task[None] | None = None  # while the store is away
+        self._is_closed = False
 
     async def open(self, at_ns: int) -> None:
         """Learn the store's generation now, so that it is noticed when the store forgets. Raises ``BudgetStoreError``.
@@ -120,16 +125,11 @@ class RedisBudgetStore:
 
     async def reserve(self, holds: Sequence[Hold], at_ns: int) -> Hold | None:
         """See ``billing.budgets.BudgetStore``."""
-        if time.monotonic() < self._paused_until:
-            raise BudgetStoreError("the store failed a moment ago")
-        try:
+        async with self._slot():
             word, places = await self._ask(holds, at_ns)
             if word == _STRANGER:
                 await self._join(at_ns)
                 word, places = await self._ask(holds, at_ns)
-        except (RedisError, OSError) as error:
-            self._paused_until = time.monotonic() + _PAUSE_S
-            raise BudgetStoreError(f"{type(error).__name__}: {error}") from error
         if word == _STRANGER:
             raise BudgetStoreError("the store forgets faster than it is asked")
         self._asked_ns = max(at_ns, self._asked_ns or at_ns)
@@ -137,6 +137,29 @@ class RedisBudgetStore:
             concerned = frozenset(holds[place].counter for place in places)
             raise BudgetStoreError("the store forgot what it had counted in this window", concerned)
         return holds[places[0]] if word == _FULL else None
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        """Have one of the connections, once there is one. Raises ``BudgetStoreError``, at once while it is away."""
+        async with self._slots:
+            if self._pinging is not None:
+                raise BudgetStoreError("the store is away")
+            try:
+                yield
+            except (RedisError, OSError) as error:
+                if self._pinging is None:
+                    self._pinging = asyncio.create_task(self._until_back(), name="budget store")
+                raise BudgetStoreError(f"{type(error).__name__}: {error}") from error
+
+    async def _until_back(self) -> None:
+        while not self._is_closed:  # the client may take a cancellation for a timeout of its own
+            await asyncio.sleep(_PING_S)
+            try:
+                await self._redis.ping()
+                break
+            except (RedisError, OSError):
+                continue
+        self._pinging = None
 
     async def _ask(self, holds: Sequence[Hold], at_ns: int) -> tuple[int, list[int]]:
         if self._generation is None:
@@ -155,11 +178,8 @@ class RedisBudgetStore:
         arguments: list[bytes | int | str] = [self._generation or b""]
         for hold, amount in zip(holds, amounts, strict=True):
             arguments += [amount - hold.amount, hold.budget.limit, ",".join(map(str, hold.budget.alerts))]
-        try:
-            keys = [_GENERATION, *(_key(hold) for hold in holds)]
-            answer = await self._settle_script(keys=keys, args=arguments)
-        except (RedisError, OSError) as error:
-            raise BudgetStoreError(f"{type(error).__name__}: {error}") from error
+        async with self._slot():
+            answer = await self._settle_script(keys=[_GENERATION, *(_key(hold) for hold in holds)], args=arguments)
         if answer is None:
             raise BudgetStoreError("the store forgot what was reserved")
         return [
@@ -168,6 +188,9 @@ class RedisBudgetStore:
 
     async def close(self) -> None:
         """Close the connections."""
+        self._is_closed = True
+        if self._pinging is not None:
+            self._pinging.cancel()
         await self._redis.aclose()
 
     async def _join(self, at_ns: int) -> None:

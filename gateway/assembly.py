@@ -210,7 +210,11 @@ def budget_store(settings: Settings, budgets: Sequence[Budget]) -> BudgetStore:
             return budget_seeds(budgets, reader, time.time_ns())
 
     url = settings.billing.budget_store
-    return SqliteBudgetStore(settings.budget_path, seeds()) if url is None else RedisBudgetStore(url, seeds=seeds)
+    return (
+        SqliteBudgetStore(settings.budget_path, seeds())
+        if url is None
+        else RedisBudgetStore(url, timeout_s=settings.counts.deadline_s, seeds=seeds)
+    )
 
 
 def count_store(settings: Settings, worker: int = 0) -> CountStore:

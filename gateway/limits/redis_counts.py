@@ -124,7 +124,7 @@ class RedisCounts:
         self._deadline_s, self._window_s = deadline_s, window_s
         self._replica = secrets.token_hex(8)
         self._queue = _Queue()
-        self._is_away = False
+        self._is_away = self._is_closed = False
         self._tasks: list[asyncio.Task[None]] = []
         self._digests: dict[str, str] = {}
         self.status = CountsStatus()
@@ -179,9 +179,11 @@ class RedisCounts:
                 while self._queue.calls and not self._is_away:
                     self._queue.emptied.clear()
                     await self._queue.emptied.wait()
+        self._is_closed = True
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_FLUSH_S)
         self._fail(CountsUnavailable("the gateway is going down"))
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             async with asyncio.timeout(self._deadline_s):
@@ -197,7 +199,7 @@ class RedisCounts:
     async def _send(self) -> None:
         """Send what has come together, one batch at a time, for ever."""
         queue = self._queue
-        while True:
+        while not self._is_closed:
             await queue.filled.wait()
             batch = [queue.calls.popleft() for _ in range(min(len(queue.calls), _BATCH))]
             try:
@@ -254,7 +256,7 @@ class RedisCounts:
         self._is_away = True
         self.status.outages += 1
         _log.error("limits cannot be counted and act by their policies: %s: %s", type(error).__name__, error)
-        while True:
+        while not self._is_closed:  # the client may take a cancellation for a timeout of its own
             await asyncio.sleep(_PING_S)
             try:
                 async with asyncio.timeout(self._deadline_s):
@@ -268,7 +270,7 @@ class RedisCounts:
 
     async def _live(self) -> None:
         """Say now and then that this replica lives."""
-        while True:
+        while not self._is_closed:
             await asyncio.sleep(ALIVE_S / 3)
             with contextlib.suppress(RedisError, OSError, TimeoutError):
                 async with asyncio.timeout(self._deadline_s):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,10 +13,12 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from billing.budgets import Window
+from billing.budget_redis import RedisBudgetStore
+from billing.budgets import Budgets, Policy, Window
+from billing.errors import BudgetExceeded
 from engine_adapter.embedded.launch import free_port
 from kvstore.tiers.pool_server import PoolServer
-from tests.samples.budget_spender import LIMIT
+from tests.samples.budget_spender import LIMIT, ONE_CALL, WHO, budget
 
 ROOT = Path(__file__).parents[2]
 HOUR_NS = 3600 * 10**9
@@ -88,3 +91,32 @@ def test_redis_killed_in_the_middle_and_back_empty(policy: str, requests: int) -
         assert told[FIRST_NS, "uncounted"] == 0
     else:
         assert told[FIRST_NS, "uncounted"] > 0
+
+
+@pytest.mark.requirement("R17")
+async def test_a_silent_redis_is_waited_for_once_however_many_ask() -> None:
+    """Whoever has one of the few connections waits for the deadline; the others hear of it, and nobody asks again."""
+    asked = 0
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        while data := await reader.read(1 << 16):
+            asked += data.count(b"EVALSHA") + data.count(b"GET") - data.count(b"HMGET")
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    store = RedisBudgetStore(f"redis://127.0.0.1:{port}?protocol=2", timeout_s=0.1)
+    budgets = Budgets([budget(Policy.DENY)], store)
+    answers = await asyncio.gather(
+        *(budgets.admit(WHO, ONE_CALL, FIRST_NS) for _ in range(500)), return_exceptions=True
+    )
+    assert {type(answer) for answer in answers} == {BudgetExceeded}
+    assert asked <= 8
+    before = asked
+    for _ in range(50):
+        with pytest.raises(BudgetExceeded):
+            await budgets.admit(WHO, ONE_CALL, FIRST_NS)
+    assert asked == before
+    await store.close()
+    server.close()
