@@ -11,6 +11,7 @@ import pytest
 from kvstore.deadline import Allowance
 from kvstore.page import PageLayout, Tier
 from kvstore.plugins.vllm.messages import Removed, Stored
+from kvstore.plugins.vllm.pool_lookup import PoolLookup
 from kvstore.tiers.base import PageTier
 from kvstore.tiers.disk import DiskOptions, DiskTier
 from kvstore.tiers.host import HostTier
@@ -18,7 +19,16 @@ from kvstore.tiers.pool import PoolTier
 from kvstore.tiers.pool_server import PoolServer
 from kvstore.tiers.slab import SLAB_NAME
 from kvstore.worth import FetchRate, WorthOptions
-from tests.samples.paged_engine import BLOCK, PAGE_BYTES, Medium, PagedEngine, Position, Request, block_content
+from tests.samples.paged_engine import (
+    BLOCK,
+    PAGE_BYTES,
+    Medium,
+    PagedEngine,
+    Position,
+    Request,
+    block_content,
+    layout,
+)
 
 PROMPT = list(range(1000, 1000 + 10 * BLOCK + 3))
 
@@ -134,6 +144,31 @@ def test_other_weights_share_nothing(server: PoolServer, tmp_path: Path, engines
     first.serve(Request("a", PROMPT))
     first.idle()
     assert second.serve(Request("b", PROMPT)).loaded == 0
+
+
+def test_a_request_that_waited_long_asks_the_pool_again(server: PoolServer, engines: list[PagedEngine]) -> None:
+    now_s = [0.0]
+    engine = on_pool(server.url, engines, weights="patient")
+    lookup = PoolLookup([layout(weights="patient")], server.url, clock=lambda: now_s[0])
+    names = Request("a", PROMPT).block_hashes
+    lookup.ask("a", names)
+    assert _answer(lookup, "a") == frozenset()
+    engine.serve(Request("a", PROMPT))
+    engine.idle()
+    lookup.ask("a", names)
+    assert _answer(lookup, "a") == frozenset()  # a moment ago
+    now_s[0] += 3.0
+    lookup.ask("a", names)
+    assert _answer(lookup, "a") == frozenset(names)
+    lookup.forget("a")
+    assert lookup.answer("a") == frozenset()
+    lookup.close()
+
+
+def _answer(lookup: PoolLookup, request_id: str) -> frozenset[bytes]:
+    while (answer := lookup.answer(request_id)) is None:
+        pass
+    return answer
 
 
 def test_a_pool_that_goes_away_costs_its_hits_alone(engines: list[PagedEngine]) -> None:
