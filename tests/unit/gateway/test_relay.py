@@ -271,9 +271,9 @@ def test_the_quick_way_to_cut_events_is_the_slow_one(text: str, cuts: list[int])
         at = cut
     assert b"".join(told) + quick.rest() == data
     assert told == _cut_slowly(data) or b"\r" in data  # a carriage return at a read's end waits for what follows
-    for event in told:
-        lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
-        assert data_of(event) == (b"\n".join(lines) if lines else None)
+    for each in told:
+        lines = [line[5:].removeprefix(b" ") for line in each.splitlines() if line.startswith(b"data:")]
+        assert data_of(each) == (b"\n".join(lines) if lines else None)
 
 
 def _cut_slowly(data: bytes) -> list[bytes]:
