@@ -13,7 +13,7 @@ from billing.row import LedgerRow
 class LedgerOptions:
     """Limits of the writer."""
 
-    commit_window_s: float = 0.05  # how long the first row of a group waits for others
+    commit_window_s: float = 0.25  # how long the first row of a group waits for others; the journal has it at once
     max_group_rows: int = 5000  # rows in one transaction
     max_memory_rows: int = 100_000  # rows that wait in memory as well; beyond it they wait in the journal alone
     max_journal_bytes: int = 8 * 2**30  # what may wait there (some ten million rows); beyond it ``append`` refuses

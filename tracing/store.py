@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 _CHUNK = 500  # requests asked for at once
-_GATHER_S = 0.1  # records are committed together; a reader sees one that much later
+_GATHER_S = 0.25  # records are committed together; a reader sees one that much later
 
 
 @dataclass(slots=True)
