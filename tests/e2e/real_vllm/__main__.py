@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from tests.e2e.real_vllm.processes import Gateway, VllmServer
 
 PYTHON_VARIABLE = "KEEPWARM_VLLM_PYTHON"
 _DEVICE_BLOCKS = 300
+_LEDGER_LIMIT_S = 60.0
+_PARTS = ("steps", "strangers", "redis")
 _ROOT = Path(__file__).parents[3]
 _UNJUDGED = frozenset({"Redis stopped in mid-run", "Redis back"})
 """Parts in which the pool forgets what it was said to hold: a prediction may be wrong there, an answer not."""
@@ -47,11 +50,15 @@ def _models(python: str, folder: Path) -> tuple[Path, Path]:
     return made[0], made[1]
 
 
-def bill(gateway: Gateway, servers: list[VllmServer], lives: parts.Lives) -> tuple[parts.Faults, Json]:
+def bill(gateway: Gateway, servers: list[VllmServer], lives: parts.Lives, requests: int) -> tuple[parts.Faults, Json]:
     """Hold what the ledger bills against what the engines counted, token by token."""
     command = [sys.executable, "-m", "gateway", "report", "--by", "instance", "--json", "--config"]
-    told = subprocess.run([*command, str(gateway.settings)], capture_output=True, text=True, check=True, cwd=_ROOT)
-    rows = {row["instance"]: row for row in json.loads(told.stdout)["groups"]}
+    deadline = time.monotonic() + _LEDGER_LIMIT_S
+    while True:
+        told = subprocess.run([*command, str(gateway.settings)], capture_output=True, text=True, check=True, cwd=_ROOT)
+        rows = {row["instance"]: row for row in json.loads(told.stdout)["groups"]}
+        if sum(row["requests"] for row in rows.values()) >= requests or time.monotonic() > deadline:
+            break
     faults: parts.Faults = []
     shown: Json = {}
     for server in servers:
@@ -93,7 +100,7 @@ def _show(rows: list[Row]) -> None:
         )
 
 
-def _try(folder: Path, python: str, figures: Json) -> parts.Faults:
+def _try(folder: Path, python: str, figures: Json, chosen: Collection[str]) -> parts.Faults:
     model, other_model = _models(python, folder)
     faults: parts.Faults = []
     with PoolServer(max_bytes=512 << 20) as pool:
@@ -128,15 +135,17 @@ def _try(folder: Path, python: str, figures: Json) -> parts.Faults:
                 cold = agents.rows[0]
                 faults += parts.salts(agents, talk)
                 faults += parts.pool(agents, servers["b"], talk, cold)
-                faults += parts.ten_steps(agents, servers["a"], servers["b"], lives)
-                more, figures["cached by strangers"] = parts.strangers(
-                    make, other_model, {**stores["a"], "disk_gb": 1.5}, talk
-                )
-                faults += more
-                more, figures["without the pool"] = parts.redis_stopped(agents, list(servers.values()), pool, talk)
-                faults += more
+                if "steps" in chosen:
+                    faults += parts.ten_steps(agents, servers["a"], servers["b"], lives)
+                if "strangers" in chosen:
+                    store = {**stores["a"], "disk_gb": 1.5}
+                    more, figures["cached by strangers"] = parts.strangers(make, other_model, store, talk)
+                    faults += more
+                if "redis" in chosen:
+                    more, figures["without the pool"] = parts.redis_stopped(agents, list(servers.values()), pool, talk)
+                    faults += more
                 agents.settle()
-                more, figures["bill"] = bill(gateway, list(servers.values()), lives)
+                more, figures["bill"] = bill(gateway, list(servers.values()), lives, len(agents.rows))
                 faults += more
             finally:
                 figures["rows"] = [{**asdict(row), "equal": row.is_equal} for row in agents.rows]
@@ -153,6 +162,7 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--json", type=Path, help="write every row and figure there")
     arguments.add_argument("--keep", type=Path, help="keep logs, models and state in this folder")
+    arguments.add_argument("--only", nargs="*", choices=_PARTS, default=_PARTS, help="of the longer parts, these")
     options = arguments.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaving by an exception ends every process
     python = os.environ.get(PYTHON_VARIABLE)
@@ -166,7 +176,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="keepwarm-vllm-") as scratch:
         folder = options.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        faults = _try(folder, python, figures)
+        faults = _try(folder, python, figures, options.only)
     figures |= {"seconds": round(time.monotonic() - began), "faults": faults}
     for fault in faults:
         print(f"  WRONG: {fault}")

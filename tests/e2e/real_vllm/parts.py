@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -145,6 +146,13 @@ def ten_steps(agents: Agents, first: VllmServer, second: VllmServer, lives: Live
     ]
 
 
+def _kill(server: PoolServer) -> None:
+    """End the server as a crash would; ``restart`` brings it back, empty."""
+    assert server._process is not None
+    os.killpg(server._process.pid, signal.SIGKILL)
+    server._process.wait()
+
+
 def redis_stopped(
     agents: Agents, servers: list[VllmServer], server: PoolServer, talk: list[Json]
 ) -> tuple[Faults, Json]:
@@ -157,7 +165,7 @@ def redis_stopped(
     new = agents.prompt("while it is away")
     with ThreadPoolExecutor(4) as threads:
         running = [threads.submit(agents.chat, agents.prompt(f"busy {n}"), settled=False) for n in range(4)]
-        server.stop()
+        _kill(server)
         for each in running:
             each.result()
     began = time.monotonic()
