@@ -9,20 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-_WORDS = [
-    "token",
-    "model",
-    "line",
-    "function",
-    "value",
-    "request",
-    "step",
-    "check",
-    "error",
-    "return",
-    "data",
-    "user",
-] + ["test", "plan", "agent", "search"]
+_SAID = "token model line function value request step check error return data user test plan agent search"
 _NUMBER_CHARS = 16
 _PLACE = "#" * _NUMBER_CHARS
 
@@ -46,7 +33,8 @@ def bodies(size: int, agents: int, *, stream: bool = False, model: str = "mock-m
 
 
 def _text(rng: random.Random, size: int) -> str:
-    text = " ".join(rng.choice(_WORDS) for _ in range(size // 5 + 1))
+    words = _SAID.split()
+    text = " ".join(rng.choice(words) for _ in range(size // 5 + 1))
     return text[:size]
 
 
