@@ -43,6 +43,9 @@ class UpstreamResponse(Protocol):
     async def read_all(self, limit_bytes: int) -> bytes:
         """Return the rest of the body. Raises ``UpstreamBroken``, ``AnswerTooLong``."""
 
+    def give_up(self) -> None:
+        """Let whoever reads it find it broken off, now."""
+
     def close(self) -> None:
         """Give the connection back if the answer was read to its end, else cut it, which stops the engine's work."""
 

@@ -223,6 +223,11 @@ class WireResponse:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(TimeoutError())
 
+    def give_up(self) -> None:
+        """Let whoever reads it find it broken off, now."""
+        if not self._ended:
+            self.ended(UpstreamBroken("the answer was given up"))
+
     def close(self) -> None:
         """Give the connection back if the answer was read to its end, else cut it."""
         connection, self._connection = self._connection, None

@@ -21,6 +21,7 @@ from tracing.record import RequestRecord
 from tracing.store import TraceStore
 
 Restart = Callable[[], Awaitable[None]]
+_LONGEST_DRAIN_S = 86_400
 
 
 class InstanceBusy(GatewayError):
@@ -56,8 +57,14 @@ class Admin:
             web.get("/healthz", self._healthz),
             web.get("/readyz", self._readyz),
             web.get("/metrics", self._metrics),
-            web.get(f"{root}/instances", self._instances),
-            web.post(f"{root}/instances/{{id}}/{{action:drain|resume|restart}}", self._act),
+            *(
+                route
+                for place in (root, "/admin/v1")
+                for route in (
+                    web.get(f"{place}/instances", self._instances),
+                    web.post(f"{place}/instances/{{id}}/{{action:drain|resume|restart}}", self._act),
+                )
+            ),
             web.get(f"{root}/runs/{{run_id}}", self._run),
         ]
 
@@ -87,7 +94,10 @@ class Admin:
         if action == "restart":
             await self._restart(instance)
         else:
-            instance.is_draining = action == "drain"
+            if action == "drain":
+                instance.drain(_limit_of(request.query.get("limit_s")))
+            else:
+                instance.resume()
             if self._drained is not None:
                 self._drained(instance.id, instance.is_draining)
         return web.json_response(instance_facts(instance))
@@ -120,6 +130,19 @@ class Admin:
         if not records:
             raise NotFound("there is no such run")
         return web.Response(body=run_json(records), content_type="application/json")
+
+
+def _limit_of(told: str | None) -> float | None:
+    """Return after how long a drain breaks off what still runs. Raises ``BadRequest``."""
+    if told is None:
+        return None
+    try:
+        limit_s = float(told)
+    except ValueError:
+        limit_s = -1.0
+    if not 0 <= limit_s <= _LONGEST_DRAIN_S:
+        raise BadRequest(f"limit_s must be a number of seconds, at most {_LONGEST_DRAIN_S}", param="limit_s")
+    return limit_s
 
 
 def run_json(records: list[RequestRecord]) -> bytes:

@@ -140,6 +140,7 @@ class Attempter:
         draft.sent_ns, draft.engine_may_work = draft.now_ns(), True
         try:
             response = await self._head(send, instance, limits, writer, draft)
+            instance.answers.add(response)
             try:
                 if draft.reader is None:
                     self._read_by(instance, ask, draft, is_native=is_native)
@@ -147,6 +148,7 @@ class Attempter:
                     await handed.computed(writer)
                 await self._answer(response, route, limits, writer, draft, reply, plan, handed)
             finally:
+                instance.answers.discard(response)
                 response.close()
         except ConnectFailed as error:
             draft.engine_may_work = plan is not None
@@ -154,7 +156,7 @@ class Attempter:
             self._fleet.connect_failed(instance, error)
             raise
         except Lost as lost:
-            if _tells_of_health(lost.error):
+            if _tells_of_health(lost.error) and not instance.is_draining:
                 self._fleet.request_failed(instance, route.ticket, lost.error)
             raise
 

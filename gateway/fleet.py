@@ -17,7 +17,7 @@ from enum import StrEnum
 
 from engine_adapter.base import Capabilities, EngineAdapter, EventSource, InstanceFacts
 from engine_adapter.errors import ConnectFailed, UpstreamError
-from engine_adapter.http import UpstreamClient
+from engine_adapter.http import UpstreamClient, UpstreamResponse
 from gateway.breaker import Breaker, BreakerOptions, State, Ticket
 from gateway.feeds import Feed
 from gateway.policy.costs import EngineCosts, Rates
@@ -108,12 +108,34 @@ class Instance:
         self.facts: InstanceFacts | None = None
         self.is_healthy = False
         self.is_draining = False
+        self.answers: set[UpstreamResponse] = set()  # that come from there now
+        self._eviction: asyncio.TimerHandle | None = None
         self.trouble: str | None = "not probed yet"
         self.feed: Feed | None = None
         self.predicted: PredictedResidency | None = None  # what it holds, where it publishes no events
         self.scores = new_scores()
         self.told_load = ToldLoad()  # what it says itself, where it does
         self.wake = asyncio.Event()
+
+    def drain(self, limit_s: float | None = None) -> None:
+        """Let nothing new go there. At the limit what still runs breaks off there, and goes on elsewhere if it can."""
+        self.resume()
+        self.is_draining = True
+        if limit_s is not None:
+            self._eviction = asyncio.get_running_loop().call_later(limit_s, self._evict)
+
+    def resume(self) -> None:
+        """Let requests go there again."""
+        self.is_draining = False
+        if self._eviction is not None:
+            self._eviction.cancel()
+            self._eviction = None
+
+    def _evict(self) -> None:
+        if self.answers:
+            _log.warning("instance %s: %d answers break off at the limit of its drain", self.id, len(self.answers))
+        for response in list(self.answers):
+            response.give_up()
 
     @property
     def models(self) -> tuple[str, ...]:

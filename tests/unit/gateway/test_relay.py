@@ -54,6 +54,8 @@ class FakeUpstream:
     async def read_all(self, limit_bytes: int) -> bytes:
         raise NotImplementedError
 
+    def give_up(self) -> None: ...
+
     def close(self) -> None: ...
 
 
