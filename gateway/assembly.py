@@ -28,6 +28,7 @@ from gateway.access.keys import Rules, limits_of
 from gateway.access.records import Subject
 from gateway.access.roles import Role, rights_of
 from gateway.access.store import AccessStore
+from gateway.admission_gate import AdmissionGate, options_of
 from gateway.attempt import AttemptOptions
 from gateway.breaker import BreakerOptions
 from gateway.diagnosis.watch import WatchOptions
@@ -36,7 +37,7 @@ from gateway.discovery.files import FileSource
 from gateway.discovery.kubernetes import KubernetesOptions, KubernetesSource
 from gateway.errors import SettingsError
 from gateway.failover import FailoverOptions
-from gateway.fleet import EngineRole, HealthOptions, InstanceSpec, Timeouts
+from gateway.fleet import EngineRole, Fleet, HealthOptions, InstanceSpec, Timeouts
 from gateway.identity import Caller, Key, KeyRing, digest_of
 from gateway.limits.redis_counts import RedisCounts
 from gateway.limits.rules import CountStore, Level, LimitRule, Outage, Resource
@@ -375,6 +376,14 @@ def rates(settings: Settings) -> Rates:
         disk=routing.disk_tokens_per_s,
         pool=routing.pool_tokens_per_s,
     )
+
+
+def admission_gate(settings: Settings, fleet: Fleet) -> AdmissionGate | None:
+    """Return where requests wait for their turn; ``None`` where they don't."""
+    if settings.admission.requests_per_instance is None:
+        return None
+    objectives = {key.id: key.ttft_objective_s for key in settings.keys if key.ttft_objective_s is not None}
+    return AdmissionGate(options_of(settings.admission, fleet), objectives)
 
 
 def snapshot_options(settings: Settings) -> SnapshotOptions:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.breaker import Ticket
@@ -28,6 +28,7 @@ from gateway.routing import (
     Policy,
     Request,
     Reservation,
+    SessionHash,
     Surroundings,
     decide,
     usable_hits,
@@ -42,6 +43,8 @@ BYTES_PER_TOKEN = 4
 
 EVENTS_LAG_S = 2.0
 """How long after its end a request's blocks are still expected where events have not told of them yet."""
+
+_BY_SEED = SessionHash()
 
 Later = Callable[[float, Callable[[], None]], object]
 """Calls a function after so many seconds, as ``loop.call_later`` does."""
@@ -81,10 +84,12 @@ class Dispatcher:
         seed: int,
         later: Later,
         shared: SharedLoads | None = None,
+        through: str | None = None,
     ) -> None:
-        """``shared``: the loads as other workers make them, too."""
+        """``shared``: the loads as other workers make them, too. ``through``: the instance that gets every request,
+        while for the others it is only recorded which of them would have been chosen."""
         self._fleet, self._index, self._policy, self._later, self._shared = fleet, index, policy, later, shared
-        self._chance = random.Random(seed)
+        self._chance, self._through = random.Random(seed), through
         self.places = Places()
 
     def block_sizes(self, model: str) -> set[int]:
@@ -116,15 +121,30 @@ class Dispatcher:
         return frozenset(instance.id for instance in self._fleet.serving(model) if not can(instance))
 
     def route(
-        self, model: str, prompt: Prompt | None, body_bytes: int, tried: frozenset[str], run: str | None = None
+        self,
+        model: str,
+        prompt: Prompt | None,
+        body_bytes: int,
+        tried: frozenset[str],
+        run: str | None = None,
+        seed: object = None,
     ) -> Route | None:
-        """Choose and reserve; ``None`` when no instance that was not tried yet takes requests."""
+        """Choose and reserve; ``None`` when no instance that was not tried yet takes requests.
+
+        ``seed``: that the client gave for its samples: the same one goes to the same instance while that is there.
+        """
         instances, now_s = self._fleet.serving(model), time.monotonic()
         request = self._request(prompt, body_bytes, run)
         tokens = request.asked.prompt_tokens
         views = self._views(instances, prompt, tokens, now_s)
         is_hashed = prompt is not None and prompt.is_exact
-        decision = decide(views, request, self._policy, self._chance, now_s, hashed=is_hashed, without=tried)
+        if self._through is not None:
+            decision = self._observe(views, request, now_s, tried, is_hashed=is_hashed)
+        else:
+            policy = self._policy
+            if seed is not None:
+                policy, request = _BY_SEED, Request(request.asked, f"seed {seed}")
+            decision = decide(views, request, policy, self._chance, now_s, hashed=is_hashed, without=tried)
         if decision is None:
             return None
         at = next(at for at, instance in enumerate(instances) if instance.id == decision.instance)
@@ -139,6 +159,19 @@ class Dispatcher:
         watch = self._learning(self._watch(chosen, prompt, decision), reservation, chosen, prompt, run)
         ticket = chosen.breaker.begin(now_s)
         return Route(chosen, decision, reservation, ticket, self._expect(view, prompt), watch)
+
+    def _observe(
+        self, views: Sequence[InstanceView], request: Request, now_s: float, tried: frozenset[str], *, is_hashed: bool
+    ) -> Decision | None:
+        """Send it where everything goes, and note where it would have gone."""
+        through = self._through or ""
+        others = frozenset(view.instance for view in views if view.instance != through)
+        decision = decide(views, request, self._policy, self._chance, now_s, hashed=is_hashed, without=tried | others)
+        if decision is None or not others:
+            return decision
+        without = frozenset((through,))
+        wanted = decide(views, request, self._policy, self._chance, now_s, hashed=is_hashed, without=without)
+        return replace(decision, preferred=None if wanted is None else wanted.instance)
 
     def _request(self, prompt: Prompt | None, body_bytes: int, run: str | None) -> Request:
         tokens = prompt.tokens if prompt is not None else body_bytes // BYTES_PER_TOKEN

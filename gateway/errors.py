@@ -123,6 +123,12 @@ class OverLimit(GatewayError):
     status, kind, code = 429, "rate_limit_error", "rate_limit_exceeded"
 
 
+class TooBusy(GatewayError):
+    """The request's turn did not come, or would not: too many wait."""
+
+    status, kind, code = 429, "rate_limit_error", "overloaded"
+
+
 class KeysAway(GatewayError):
     """The store of keys cannot be reached, and has not been for longer than it may."""
 

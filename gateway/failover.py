@@ -72,13 +72,13 @@ class Failover:
         takeover: Takeover | None = None
         for _ in range(self._options.attempts):
             cannot = unable if takeover is None else unable | self._dispatcher.without(model, takeover.can)
-            run = draft.link.run_id if draft.link is not None else None
+            run, seed = draft.link.run_id if draft.link is not None else None, ask.form.values.get("seed")
             pair = self._separation.route(model, draft.prompt, len(ask.body), tried | cannot)
             cannot |= self._separation.parts(model)
             route = (
                 pair.decode
                 if pair is not None
-                else self._dispatcher.route(model, draft.prompt, len(ask.body), tried | cannot, run)
+                else self._dispatcher.route(model, draft.prompt, len(ask.body), tried | cannot, run, seed)
             )
             if route is None:
                 break

@@ -106,7 +106,7 @@ class Pipeline:
         compared: PromptWatch | None = None,
         gate: AdmissionGate | None = None,
     ) -> None:
-        """``compared``: holds each request against the one before it, once it is over. ``gate``: where requests wait for
+        """``compared``: holds each request against the one before it, once it is over. ``gate``: where they wait for
         their turn."""
         self._keys, self._models, self._linker, self._prompts = keys, models, linker, prompts
         self._dispatcher, self._attempter, self._recorder, self._flights = dispatcher, attempter, recorder, flights

@@ -106,12 +106,26 @@ class RoutingSettings(_Strict):
         "expected-ttft", "fewest-requests", "fewest-tokens", "prefix", "round-robin", "session-hash"
     ] = "expected-ttft"
     seed: int = 0
+    through: Name | None = None  # gets every request; which of the others would have been chosen is recorded
     prefill_tokens_per_s: Annotated[float, Field(gt=0)] = 2_000.0
     host_tokens_per_s: Annotated[float, Field(gt=0)] = 200_000.0
     disk_tokens_per_s: Annotated[float, Field(gt=0)] = 20_000.0
     pool_tokens_per_s: Annotated[float, Field(gt=0)] = 10_000.0
     index_bytes: Count = 256 << 20
     index_snapshot_s: Seconds = 15.0  # how often the index is written down, for a gateway that comes after a crash
+
+
+class AdmissionSettings(_Strict):
+    """Who waits where more is asked than can be served: nobody without ``requests_per_instance``. See docs/routing.md."""
+
+    requests_per_instance: Count | None = None  # under way at once, for each instance that takes requests
+    queue: Count = 1000  # that wait, for each model; beyond it 429
+    deadline_s: Seconds = 30.0  # that one waits at most
+    quantum_tokens: Count = 20_000  # tenants that had so many tokens more than others come after them
+    huge_tokens: Count = 50_000  # uncached prompts of this length share a lane
+    huge_at_once: Count = 2
+    memory_share: Annotated[float, Field(gt=0, le=10)] | None = None  # of the fleet's device memory, for active runs
+    run_idle_s: Seconds = 120.0  # then a run has given its place back
 
 
 class RetrySettings(_Strict):
@@ -413,6 +427,7 @@ class Settings(BaseSettings):
     server: ServerSettings = ServerSettings()
     stream: StreamSettings = StreamSettings()
     routing: RoutingSettings = RoutingSettings()
+    admission: AdmissionSettings = AdmissionSettings()
     retry: RetrySettings = RetrySettings()
     health: HealthSettings = HealthSettings()
     keys: tuple[KeySettings, ...] = ()

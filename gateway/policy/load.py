@@ -58,6 +58,11 @@ class Load:
             left = _OVERDUE * elapsed if elapsed < 4 * head.prompt_s + _LOST_AFTER_S else 0.0
         return max(self.queued_s - head.prompt_s, 0.0) + left
 
+    def busy_at(self, now_s: float) -> float:
+        """Return the share of the time lately in which prompts were computed, until now."""
+        self._pass(now_s)
+        return self.busy_share
+
     def reserve(
         self,
         prompt_tokens: int,
