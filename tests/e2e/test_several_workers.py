@@ -104,7 +104,7 @@ class Several:
         named = [path.name.split("-") for path in (self.home / "workers").glob("[0-9]*-*")]
         return {int(number): int(pid) for number, pid in named}
 
-    async def until(self, condition: Any, limit_s: float = 30) -> None:
+    async def until(self, condition: Any, limit_s: float = 120) -> None:
         async with asyncio.timeout(limit_s):
             while not await condition():  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.05)
@@ -294,7 +294,7 @@ async def test_sigterm_lets_streams_of_all_workers_finish_and_a_second_one_ends_
         gateway.process.send_signal(signal.SIGTERM)
         await gateway.until(refused)
         gateway.process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(gateway.process.wait, 5) == 130
+        assert await asyncio.to_thread(gateway.process.wait, 30) == 130
         await asyncio.wait({task})
         for pid in pids.values():
             with pytest.raises(ProcessLookupError):
