@@ -41,6 +41,7 @@ from gateway.gauges import StateCollector
 from gateway.home import claimed
 from gateway.http import Edge, EdgeOptions, make_app
 from gateway.ledger_metrics import LedgerCollector
+from gateway.limits.metrics import LimitCollector
 from gateway.listening import LAST_WORDS_S, listening
 from gateway.models import ModelDirectory
 from gateway.otlp_receiver import OtlpReceiver
@@ -191,6 +192,7 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
         of_all.register(LedgerCollector(counters))
         shared_metrics = None if worker is None else worker.metrics(metrics.registry, of_all)
         spending = await opened_spending(settings, shelf, keys.keeper, stack, 0 if among is None else among.number)
+        metrics.registry.register(LimitCollector(spending.limits))
         dispatcher = Dispatcher(
             fleet,
             index,

@@ -28,6 +28,7 @@ class Spending:
 
     def __init__(self, budgets: Budgets, shelf: PriceShelf, assumed_output_tokens: int, limiter: Limiter) -> None:
         self._budgets, self._shelf, self._assumed, self._limiter = budgets, shelf, assumed_output_tokens, limiter
+        self.limits = limiter.status
 
     def holds_for(self, caller: Caller) -> bool:
         """Tell whether anything is limited for this caller; where not, a request need not come here at all."""
