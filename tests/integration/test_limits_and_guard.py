@@ -57,6 +57,10 @@ async def test_a_refusal_is_in_the_callers_protocol_with_what_is_left(tmp_path: 
         assert headers["anthropic-ratelimit-requests-reset"].endswith("Z")
         assert "retry-after" in headers
         assert len(engine.asked) == 3
+        async with client.session.get(f"{client.url}/metrics") as response:
+            told = await response.text()
+        assert 'keepwarm_limited_requests_total{result="admitted"} 3.0' in told
+        assert 'keepwarm_limited_requests_total{result="denied"} 2.0' in told
 
 
 @pytest.mark.requirement("R22")
