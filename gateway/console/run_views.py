@@ -21,6 +21,8 @@ from tracing.store_outline import RunCall, RunOutline, StepOutline, step_outline
 STEPS_PER_PAGE: Final = 100
 MAX_COLUMNS: Final = 160
 """Of the picture of a whole run: more steps share a column."""
+LEAST_SLOTS: Final = 24
+"""Columns that a picture has room for, however short the run."""
 _PARTS: Final = (*(kind for kind, _, _ in TOKEN_CLASSES[:6]), "output")
 
 
@@ -215,6 +217,7 @@ def columns(steps: Sequence[StepOutline], page: int) -> tuple[Column, ...]:
     """The whole run in one picture: tokens by where they came from, and times to the first token. O(steps)."""
     each = -(-len(steps) // MAX_COLUMNS)
     groups = [steps[start : start + each] for start in range(0, len(steps), each)]
+    slots = max(len(groups), LEAST_SLOTS)
     tallest = max(sum(_mean_tokens(group)) for group in groups) or 1
     times = [[step.ttft_ns for step in group if step.ttft_ns is not None] for group in groups]
     slowest = max((max(some) for some in times if some), default=0) or 1
@@ -232,8 +235,8 @@ def columns(steps: Sequence[StepOutline], page: int) -> tuple[Column, ...]:
             Column(
                 step=group[0].step,
                 page=first_page,
-                x=f"{100 * number / len(groups):.3f}%",
-                width=f"{100 / len(groups) * 0.86:.3f}%",
+                x=f"{100 * number / slots:.3f}%",
+                width=f"{86 / slots:.3f}%",
                 title=_title(group),
                 parts=tuple(parts),
                 ttft_y=None if ttft is None else f"{100 - 100 * ttft:.1f}%",

@@ -3,7 +3,8 @@
 A run of ``--steps`` steps (default 5,000) is stored; headless Chromium opens its first, middle and last page, at
 desktop and at phone width, each several times, and scrolls it from top to bottom a third of the window a frame. *Open*
 is from the click to the page's load event (navigation timing: server, transfer, parsing, layout); *frames* are the
-times between two animation frames while it scrolls. Server times are of the handler's parts alone.
+times between two animation frames while it scrolls. *CPU* is what the page's main thread took, which other programs on
+the machine do not change. Server times are of the handler's parts alone.
 """
 
 from __future__ import annotations
@@ -97,21 +98,27 @@ def browse(url: str, steps: int, repeats: int, folder: Path) -> list[dict[str, A
         options.add_argument("--no-sandbox")
     browser = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver") or ""))
     browser.set_script_timeout(120)
+    browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
     found = []
     try:
         for width, height in ((1360, 900), (390, 844)):
             metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
             browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
             for page in sorted({1, pages_of(steps) // 2 or 1, pages_of(steps)}):
-                opened, frames = [], list[float]()
+                opened, frames, cpu = [], list[float](), list[tuple[float, float]]()
                 for _ in range(repeats):
                     browser.get(f"{url}/console/runs/run-long?page={page}")
                     opened.append(cast("list[float]", browser.execute_script(OPEN)))
-                    frames += cast("list[float]", browser.execute_async_script(SCROLL))
+                    loaded_ms = task_ms(browser)
+                    seen = cast("list[float]", browser.execute_async_script(SCROLL))
+                    cpu.append((loaded_ms, (task_ms(browser) - loaded_ms) / max(len(seen), 1)))
+                    frames += seen
                 loads = sorted(load for _, load in opened)
                 found.append({
                     "width": width, "page": page, "open_ms": round(statistics.median(loads), 1),
                     "open_max_ms": round(loads[-1], 1),
+                    "open_cpu_ms": round(statistics.median(load for load, _ in cpu), 1),
+                    "frame_cpu_ms": round(statistics.median(frame for _, frame in cpu), 2),
                     "response_ms": round(statistics.median(response for response, _ in opened), 1),
                     "frames": len(frames), "frame_p50_ms": round(statistics.median(frames), 1),
                     "frame_max_ms": round(max(frames), 1),
@@ -119,6 +126,12 @@ def browse(url: str, steps: int, repeats: int, folder: Path) -> list[dict[str, A
     finally:
         browser.quit()
     return found
+
+
+def task_ms(browser: webdriver.Chrome) -> float:
+    """Return the CPU time that the page's main thread has taken since it was opened."""
+    metrics = browser.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+    return 1e3 * next(float(each["value"]) for each in metrics if each["name"] == "TaskDuration")
 
 
 def render(found: dict[str, Any]) -> str:
@@ -129,7 +142,8 @@ def render(found: dict[str, Any]) -> str:
     )
     lines += [
         f"{each['width']:>6}{each['page']:>6}{each['open_ms']:>10}{each['open_max_ms']:>9}{each['response_ms']:>9}"
-        f"{each['frames']:>8}{each['frame_p50_ms']:>9}{each['frame_max_ms']:>10}"
+        f"{each['frames']:>8}{each['frame_p50_ms']:>9}{each['frame_max_ms']:>10}{each['open_cpu_ms']:>10}"
+        f"{each['frame_cpu_ms']:>11}"
         for each in found["pages"]
     ]
     return "\n".join(lines)
