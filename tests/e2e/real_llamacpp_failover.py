@@ -3,8 +3,8 @@
     KEEPWARM_LLAMACPP_PYTHON=…/bin/python .venv/bin/python -m tests.e2e.real_llamacpp_failover [--json FILE]
 
 The interpreter needs ``xllamacpp`` (``pip install xllamacpp``). 0 when every stream that the killed server had begun
-went on: what was sent before stays a prefix of what was delivered, there is one id, one role, one finish, and one record
-with two attempts whose tokens add up.
+went on: what was sent before stays a prefix of what was delivered, there is one id, one role and one finish, and one
+record with two attempts whose tokens add up.
 """
 
 from __future__ import annotations
