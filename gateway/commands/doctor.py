@@ -75,7 +75,7 @@ def _cards(
     What a run could have hit is judged by everything that came in its time, its neighbours' requests included.
     """
     now_ns = time.time_ns()
-    since_ns: int | None = parse_moment(args.since, now_ns)
+    since_ns: int | None = max(parse_moment(args.since, now_ns), 0)
     until_ns = None if args.until is None else parse_moment(args.until, now_ns)
     run: list[RequestRecord] = []
     if args.run_id is not None:

@@ -120,7 +120,7 @@ def _list(store: TraceStore, args: argparse.Namespace) -> int:
         tenant=args.tenant,
         text=args.search,
         model=args.model,
-        since_ns=None if args.since is None else now_ns - args.since,
+        since_ns=None if args.since is None else max(now_ns - args.since, 0),
         failed_only=args.failed,
     )
     summaries = store.runs(args.limit, where)
@@ -182,7 +182,7 @@ def _tail(store: TraceStore, args: argparse.Namespace) -> int:
 
 
 def _analyze(store: TraceStore, args: argparse.Namespace) -> int:
-    since_ns = time.time_ns() - args.since
+    since_ns = max(time.time_ns() - args.since, 0)
     records = [r for r in store.arrived(since_ns) if args.tenant in (None, r.identity.tenant)]
     limits = (None if seconds is None else int(seconds * 1e9) for seconds in (args.ttft, args.tpot))
     found = analyze(records, Objectives(*limits), most=args.limit)

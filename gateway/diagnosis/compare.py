@@ -94,6 +94,7 @@ class _Pair:
         self._tool_chars = weight(self._tools[1]) if self._tools[1] is not None else 0
         self._system_chars = sum(len(latter.member(name) or "") for name in SYSTEM)
         self._weights = [weight(message) for message in self._messages[1]]
+        self._names = tuple([name_of(message) for message in messages] for messages in self._messages)
         self.total_chars = self._tool_chars + self._system_chars + sum(self._weights)
 
     @property
@@ -166,13 +167,13 @@ class _Pair:
         old, new = self._messages
         for index, (before, after) in enumerate(zip(old, new, strict=False)):
             section = "system" if is_system(after) and is_system(before) else f"{self._name}[{index}]"
-            if name_of(before) == name_of(after):
+            if self._names[0][index] == self._names[1][index]:
                 continue
             kept = self._tool_chars + self._system_chars + sum(self._weights[:index])
             path, again = f"{self._name}[{index}]", self._repeated(index + 1, behind=index)
             inner = list(differences(before, after, path, ordered=False))
             if self._is_other(before, after, index):
-                again += self._weights[index] if name_of(after) in map(name_of, old[index:]) else 0
+                again += self._weights[index] if self._names[1][index] in self._names[0][index:] else 0
                 whole = Difference(path, before, after, How.VALUE)
                 yield Found(section, whole, kept, again, BreakKind.HISTORY_REWRITTEN)
                 return
@@ -181,17 +182,16 @@ class _Pair:
 
     def _is_other(self, before: object, after: object, index: int) -> bool:
         """Tell whether a place is taken by another message, not by the same one in other words."""
-        old, new = self._messages
         if not isinstance(before, Mapping) or not isinstance(after, Mapping) or before.get("role") != after.get("role"):
             return True
-        return name_of(after) in map(name_of, old[index + 1 :]) or name_of(before) in map(name_of, new[index + 1 :])
+        old, new = self._names
+        return new[index] in old[index + 1 :] or old[index] in new[index + 1 :]
 
     def _repeated(self, start: int, *, behind: int = 0) -> int:
         """Return how many characters of the latter's messages from ``start`` on the former said too."""
-        held = Counter(map(name_of, self._messages[0][behind:]))
+        held = Counter(self._names[0][behind:])
         chars = 0
-        for message, size in zip(self._messages[1][start:], self._weights[start:], strict=True):
-            name = name_of(message)
+        for name, size in zip(self._names[1][start:], self._weights[start:], strict=True):
             if held[name]:
                 held[name] -= 1
                 chars += size
