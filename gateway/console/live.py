@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +147,12 @@ class Live:
 
     async def _tick(self) -> None:
         for topic in {client.topic for client in self._clients}:
-            parts = await asyncio.to_thread(self._render, topic)
+            try:
+                parts = await asyncio.to_thread(self._render, topic)
+            except Exception:  # the boundary of a page: a fault of ours costs those who look, and not the gateway
+                _log.exception("the live page %s failed", topic.name)
+                self._end(topic)
+                continue
             before = self._shown.get(topic, Parts())
             self._shown[topic] = parts
             replaced = {key: html for key, html in parts.replaced.items() if before.replaced.get(key) != html}
@@ -153,6 +161,10 @@ class Live:
                 message = _message(replaced, added)
                 for client in [each for each in self._clients if each.topic == topic]:
                     client.offer(message)
+
+    def _end(self, topic: Topic) -> None:
+        for client in [each for each in self._clients if each.topic == topic]:
+            client.drop()
 
     def _end_all(self) -> None:
         for client in list(self._clients):

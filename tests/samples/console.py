@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+
 from aiohttp import web
 
 from gateway.access.roles import ALL_RIGHTS, Right
@@ -18,8 +21,18 @@ def visitor(tenant: str | None = None, *rights: Right) -> Visitor:
 
 
 def console_app(traces: TraceStore, who: Visitor | None = None, **sources: object) -> web.Application:
-    """Return an application with the console's routes. ``sources``: further ones of ``Sources``."""
+    """Return an application with a console that runs. ``sources``: further ones of ``Sources``."""
     seen_by = visitor() if who is None else who
+    sources.setdefault("visitor_of", lambda _: seen_by)
+    console = Console(Sources(traces, **sources))  # type: ignore[arg-type]
     app = web.Application()
-    app.add_routes(Console(Sources(traces, lambda _: seen_by, **sources)).routes())  # type: ignore[arg-type]
+    app.add_routes(console.routes())
+
+    async def live(_: web.Application) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(console.run())
+            yield
+            task.cancel()
+
+    app.cleanup_ctx.append(live)
     return app

@@ -131,3 +131,20 @@ async def test_a_broadcaster_that_ends_ends_its_clients() -> None:
 
     await running(live, check)
     assert [message async for message in clients[0].messages(30)] == []
+
+
+async def test_a_page_that_fails_ends_for_those_who_look_and_for_nobody_else() -> None:
+    def render(topic: Topic) -> Parts:
+        if topic.name == "run":
+            raise ValueError("a fault")
+        return Parts({"a": "<p>1</p>"})
+
+    live = Live(render, options=OPTIONS)
+
+    async def check() -> None:
+        broken, whole = live.join(Topic("run", None, "x")), live.join(TOPIC)
+        assert [message async for message in broken.messages(30)] == []
+        live.leave(broken)
+        assert await told(whole) == {"replaced": {"a": "<p>1</p>"}, "added": {}}
+
+    await running(live, check)
