@@ -182,6 +182,8 @@ def instance_facts(instance: Instance) -> dict[str, object]:
         "models": list(instance.models),
         "healthy": instance.is_healthy,
         "draining": instance.is_draining,
+        "breaker": instance.breaker.state.value,
+        "role": instance.spec.role.value,
         "trouble": instance.trouble,
         "running": instance.load.running,
         "queued_tokens": instance.load.queued_tokens,

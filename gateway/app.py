@@ -182,7 +182,7 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
             traces=traces,
             metrics=metrics,
             spans=spans,
-            regions=assembly.regions(settings),
+            regions=fleet.regions,
         )
         StateCollector(fleet, flights, index, snapshots.stats).register(metrics.registry)
         metrics.registry.register(StoreCollector(ledger, traces))

@@ -173,11 +173,6 @@ def price_shelf(settings: Settings) -> PriceShelf:
     return PriceShelf(default, others)
 
 
-def regions(settings: Settings) -> dict[str, str]:
-    """Return where instances run, as far as the settings say."""
-    return {instance.id: instance.region for instance in settings.instances if instance.region is not None}
-
-
 def ledger_place(settings: Settings) -> Place:
     """Return where the ledger is. Raises ``SettingsError``, ``LedgerError``."""
     if settings.ledger.url is None:
@@ -306,6 +301,7 @@ def _spec(name: str, url: str, settings: EngineSettings) -> InstanceSpec:
         tiers=settings.tiers,
         keeps_out=not settings.takes_over and _is_outside(url, settings),
         role=EngineRole(settings.role),
+        region=settings.region,
         bootstrap_port=settings.bootstrap_port,
     )
 

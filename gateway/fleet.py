@@ -78,6 +78,7 @@ class InstanceSpec:
     timeouts: Timeouts = Timeouts()
     role: EngineRole = EngineRole.BOTH
     bootstrap_port: int = 8998  # where engines that decode find a prefilling one's pages (SGLang)
+    region: str | None = None  # where it runs, for prices that differ by it
     repeats: bool | None = None  # whether what may have run there may run again elsewhere; ``None``: as for all
     keeps_out: bool = False  # outside the own network: gets nothing of a model that an instance inside may serve
 
@@ -205,6 +206,9 @@ class Fleet:
         self._snapshots = snapshots
         self._rates = rates
         self._chance = random.Random()  # probes of many gateways should not fall together
+        self.regions: dict[str, str] = {}  # of every instance that there was, by name: bills come after it may be gone
+        for instance in self.instances.values():
+            self._note(instance.spec)
         self.has_parts = any(spec.role is not EngineRole.BOTH for spec in (i.spec for i in self.instances.values()))
         self.warm_at_s = 0.0  # from then on every instance that is up takes its full share (monotonic)
         self._changed = asyncio.Event()
@@ -228,8 +232,15 @@ class Fleet:
         instance = self.instances[spec.id] = Instance(spec, self._rates, self._options.breaker)
         self._has_outside |= spec.keeps_out
         self.has_parts = self.has_parts or spec.role is not EngineRole.BOTH
+        self._note(spec)
         self._begin(self._group, instance)
         return instance
+
+    def _note(self, spec: InstanceSpec) -> None:
+        if spec.region is None:
+            self.regions.pop(spec.id, None)
+        else:
+            self.regions[spec.id] = spec.region
 
     async def remove(self, name: str) -> None:
         """Take an instance out, with all its ranks: nothing new goes there, what runs there goes on to its end."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from gateway.breaker import State
 from gateway.fleet import Fleet, Instance
 from gateway.flights import Flights
 from gateway.snapshots import SnapshotStats
@@ -15,6 +16,10 @@ from radix_index.predict import PredictionStats
 
 _INSTANCE_GAUGES: dict[str, tuple[str, Callable[[Instance], float]]] = {
     "keepwarm_instance_up": ("1 while the instance takes requests", lambda i: float(i.takes_requests)),
+    "keepwarm_instance_breaker_open": (
+        "1 while requests that failed there keep new ones away",
+        lambda i: float(i.breaker.state is not State.CLOSED),
+    ),
     "keepwarm_instance_running": ("Requests that were routed there and are not over", lambda i: i.load.running),
     "keepwarm_instance_queued_tokens": (
         "Uncached prompt tokens that were routed there and have no first token yet",

@@ -42,7 +42,7 @@ class Recorder:
     ) -> None:
         """``regions``: where instances run, where prices differ by it."""
         self._shelf, self._ledger, self._traces, self._metrics, self._spans = shelf, ledger, traces, metrics, spans
-        self._regions = regions or {}
+        self._regions = {} if regions is None else regions  # not a copy: instances come and go
         self._checks = Counter(
             "keepwarm_prompt_count_checks",
             "Prompt token counts of the gateway compared with the engine's",

@@ -118,8 +118,9 @@ async def test_a_file_that_is_wrong_or_gone_changes_nothing(tmp_path: Path) -> N
                 assert urls(client) == {"a": engine.url}
                 async with client.chat() as response:
                     assert response.status == 200
-            file.write_text(listed(engine, other))
+            file.write_text(listed(engine, other) + 'region = "eu"\n')
             await client.until(lambda: len(urls(client)) == 2, limit_s=40)
+            assert client.gateway.fleet.regions == {"b": "eu"}  # by which its requests are priced
 
 
 async def test_what_the_settings_name_is_nobody_elses(tmp_path: Path) -> None:
