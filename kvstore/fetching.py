@@ -53,6 +53,17 @@ class BufferTarget:
         copy_bytes(self.buffer, data)
 
 
+class Nowhere:
+    """Where a page is wanted that is only to be promoted."""
+
+    def view(self) -> memoryview | None:
+        """See ``Target``."""
+        return None
+
+    def fill(self, data: memoryview) -> None:
+        """See ``Target``."""
+
+
 @dataclass(slots=True, eq=False)
 class _Job:
     """One call. ``lock`` is held while targets are written and while the future is completed."""
@@ -113,6 +124,7 @@ class Fetcher:
         self._due: list[tuple[float, int, _Job]] = []  # a heap by deadline
         self._numbers = count()
         self._closed = False
+        self._forgotten = 0  # how often pages were removed or forgotten below
         self._watchdog = threading.Thread(target=self._expire, name="kvstore-deadline", daemon=True)
         self._watchdog.start()
 
@@ -134,6 +146,11 @@ class Fetcher:
             self._lock.notify_all()
             self._threads.submit(self._run, job).add_done_callback(report)
         return job.future
+
+    def forget_promotions(self) -> None:
+        """Pages were removed or forgotten below: what was read before that is not promoted any more."""
+        with self._lock:
+            self._forgotten += 1
 
     def close(self) -> None:
         """Answer what waits with what it has; wait for what runs."""
@@ -199,6 +216,7 @@ class Fetcher:
         """Read through staging, tier after tier, and promote what came from below the host."""
         rows = {place: memoryview(row) for place, row in zip(places, staging, strict=False)}
         promoted: list[Page] = []
+        forgotten = self._forgotten
         through_staging = self._tiers if places and job.targets[places[0]].view() is None else self._below
         for tier in through_staging:
             places = [place for place in places if job.filled[place] is None]
@@ -217,6 +235,8 @@ class Fetcher:
                         promoted.append(Page(key, answer.meta, data, answer.checksum, answer.expires_at_s))
         if self._host is not None and self._promotes and promoted:
             self._host.put(promoted)
+            if self._forgotten != forgotten:
+                self._host.remove([page.key for page in promoted])
 
     def _read(self, tier: PageTier, keys: Sequence[PageKey], rows: Sequence[memoryview]) -> Sequence[Found | None]:
         began_s = time.monotonic()

@@ -11,24 +11,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeVar
 
+from kvstore.behind import Behind, BehindOptions, Complete
 from kvstore.deadline import Allowance
-from kvstore.fetching import BufferTarget, Fetcher, OnRead, Target, report
+from kvstore.fetching import BufferTarget, Fetcher, Nowhere, OnRead, Target
 from kvstore.in_flight import InFlight
 from kvstore.page import Namespace, PageKey, Tier
-from kvstore.tiers.base import Page, PageTier, TierStats
-from kvstore.tiers.host import HostTier, Loan
+from kvstore.tiers.base import PIN_S, Page, PageTier, TierStats
+from kvstore.tiers.host import HostTier
 from kvstore.tiers.slotted import check_buffers
 
-Complete = Callable[[list[Page], float], list[Page]]
-"""Gives pages what is known of them only after they were put, before they are written behind; may wait.
-
-Takes the pages and when they were put, of ``time.monotonic``; returns as many, with the same keys and bytes.
-"""
+AnswerT = TypeVar("AnswerT")
 
 
 class WritePolicy(StrEnum):
@@ -36,6 +33,7 @@ class WritePolicy(StrEnum):
 
     THROUGH = "through"  # every page, at once
     SELECTIVE = "selective"  # pages that were wanted again: found in the host tier, or put a second time
+    BACK = "back"  # pages that others have pushed out of ``back_bytes``, unless their run had ended by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +45,7 @@ class PageStoreOptions:
     fetch_threads: int = 2
     window_bytes: int = 8 << 20  # moved at once: the staging memory of each thread
     behind_bytes: int = 256 << 20  # accepted by put and not yet on disk and pool
+    back_bytes: int = 256 << 20  # in the host tier alone, under BACK; at most half of it. A crash takes these
     promotes: bool = True  # pages that were read from below into the host tier
 
 
@@ -84,12 +83,8 @@ class PageStore:
             promotes=self.options.promotes,
             on_read=on_read,
         )
-        self._complete = complete
-        self._window = max(1, self.options.window_bytes // max(1, self._page_bytes))
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="kvstore-behind")
-        self._lock = threading.Condition()
-        self._behind_pages = 0
-        self._dropped = 0
+        self._behind = None if self._host is None else self._open_behind(self._host, complete)
+        self._lock = threading.Lock()
         self._closed = False
 
     def exists(self, keys: Sequence[PageKey]) -> list[bool]:
@@ -127,7 +122,9 @@ class PageStore:
         allowed_s = self.options.get_s.seconds(len(keys) * self._page_bytes) if timeout_s is None else timeout_s
         found = self.start_get(keys, [BufferTarget(buffer) for buffer in out], timeout_s=allowed_s).result()
         if self.options.write_policy is WritePolicy.SELECTIVE:
-            self._write_behind([key for key, tier in zip(keys, found, strict=True) if tier is Tier.HOST])
+            again = [key for key, tier in zip(keys, found, strict=True) if tier is Tier.HOST]
+            if again and self._behind is not None:
+                self._behind.write(again)
         return found
 
     def start_get(
@@ -142,6 +139,24 @@ class PageStore:
         deadline_s = time.monotonic() + timeout_s
         return self._fetcher.start(keys, targets, deadline_s=deadline_s, to_first_gap=to_first_gap)
 
+    def promote(self, keys: Sequence[PageKey], *, timeout_s: float = 60.0) -> Future[list[Tier | None]]:
+        """Bring pages that lie below up to the host tier, in the background: ahead of a tool's return, say.
+
+        The result names the tier that each was brought from, ``None`` for what was there or is nowhere.
+        """
+        places = [i for i, here in enumerate(self._host.exists(keys)) if not here] if self._host is not None else []
+        nowhere = Nowhere()
+        found: Future[list[Tier | None]] = Future()
+
+        def tell(fetched: Future[list[Tier | None]]) -> None:
+            tiers: list[Tier | None] = [None] * len(keys)
+            for place, tier in zip(places, fetched.result(), strict=True):
+                tiers[place] = tier
+            found.set_result(tiers)
+
+        self.start_get([keys[i] for i in places], [nowhere] * len(places), timeout_s=timeout_s).add_done_callback(tell)
+        return found
+
     def stop_fetching(self) -> None:
         """Answer every get that waits with what it has, and those to come with nothing. Idempotent."""
         self._fetcher.close()
@@ -153,19 +168,22 @@ class PageStore:
         """
         if self._closed:
             return [False] * len(pages)
-        if self._host is None:
+        if self._host is None or self._behind is None:
             return self.write(pages)
-        selective = self.options.write_policy is WritePolicy.SELECTIVE
-        again = self._host.exists([page.key for page in pages]) if selective else [True] * len(pages)
+        policy = self.options.write_policy
+        keys = [page.key for page in pages]
+        wanted = self._host.exists(keys) if policy is WritePolicy.SELECTIVE else [True] * len(pages)
         stored = self._host.put(pages)
-        self._write_behind([page.key for page, a, b in zip(pages, stored, again, strict=True) if a and b])
+        keys = [key for key, a, b in zip(keys, stored, wanted, strict=True) if a and b]
+        if policy is WritePolicy.BACK:
+            self._behind.keep(keys)
+        else:
+            self._behind.write(keys)
         return stored
 
     def wait_for_room(self, pages: int, timeout_s: float) -> bool:
         """Wait until so many pages more may be put with none of them dropped; ``False`` if that takes longer."""
-        most = self.options.behind_bytes // max(1, self._page_bytes)
-        with self._lock:
-            return self._lock.wait_for(lambda: self._closed or self._behind_pages + pages <= most, timeout_s)
+        return self._behind is None or self._behind.wait_for_room(pages, timeout_s)
 
     def write(self, pages: Sequence[Page]) -> list[bool]:
         """Store pages in every tier before returning; ``True`` for each that some tier has."""
@@ -179,22 +197,26 @@ class PageStore:
     def remove(self, keys: Sequence[PageKey]) -> int:
         """Forget pages in every tier; return how many some tier had."""
         there = self.exists(keys)
-        for tier in self.tiers:
-            tier.remove(keys)
+        self._in_every_tier(lambda tier: tier.remove(keys))
         return sum(there)
 
     def clear(self) -> None:
         """Forget every page of this layout in every tier, in the pool for every client of the server."""
-        for tier in self.tiers:
-            tier.clear()
+        self._in_every_tier(lambda tier: tier.clear())
 
     def forget(self, namespace: Namespace) -> int:
-        """Forget a namespace in every tier; return how many pages of all tiers that were."""
-        return sum(tier.forget(namespace) for tier in self.tiers)
+        """Forget a namespace in every tier; return how many pages of all tiers that were.
 
-    def pin(self, keys: Sequence[PageKey]) -> list[bool]:
-        """Protect pages from eviction in every tier that has them, counted; ``False`` where none has."""
-        answers = [tier.pin(keys) for tier in self.tiers]
+        Pages on their way from or to disk and pool are forgotten, too. A pool that is away does it when it is back.
+        """
+        return sum(self._in_every_tier(lambda tier: tier.forget(namespace)))
+
+    def pin(self, keys: Sequence[PageKey], *, for_s: float = PIN_S) -> list[bool]:
+        """Protect pages from eviction in every tier that has them, counted; ``False`` where none has.
+
+        Each pin ends with its ``unpin``, or after ``for_s`` if its owner is gone by then.
+        """
+        answers = [tier.pin(keys, for_s=for_s) for tier in self.tiers]
         return [any(each) for each in zip(*answers, strict=True)] if answers else [False] * len(keys)
 
     def unpin(self, keys: Sequence[PageKey]) -> None:
@@ -203,21 +225,18 @@ class PageStore:
             tier.unpin(keys)
 
     def retire(self, keys: Sequence[PageKey]) -> None:
-        """The run that these pages belong to has ended: in every tier they go before all others."""
+        """The run that these pages belong to has ended: in every tier they go before all others.
+
+        Under ``WritePolicy.BACK`` those that were not written yet are not written any more.
+        """
+        if self._behind is not None:
+            self._behind.let_go(keys)
         for tier in self.tiers:
             tier.retire(keys)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything put so far is written behind; ``False`` if it takes longer."""
-        with self._lock:
-            if self._closed:
-                return True
-            marker = self._writer.submit(lambda: None)
-        try:
-            marker.result(timeout_s)
-        except FutureTimeoutError:
-            return False
-        return True
+        """Wait until everything put so far is on disk and in the pool; ``False`` if it takes longer."""
+        return self._behind is None or self._behind.flush(timeout_s)
 
     @property
     def has_host(self) -> bool:
@@ -227,13 +246,18 @@ class PageStore:
     @property
     def dropped(self) -> int:
         """Pages that were not written behind because too many waited."""
-        return self._dropped
+        return 0 if self._behind is None else self._behind.dropped
+
+    @property
+    def spared(self) -> int:
+        """Pages that were never written below because their run ended, or they were removed, before it came to that."""
+        return 0 if self._behind is None else self._behind.spared
 
     def stats(self) -> dict[Tier, TierStats]:
         """Return each tier's counters; pages that were not written behind are ``dropped`` of the first tier below."""
         counters = {tier.tier: tier.stats() for tier in self.tiers}
         if self._below:
-            counters[self._below[0].tier].dropped += self._dropped
+            counters[self._below[0].tier].dropped += self.dropped
         return counters
 
     def check(self) -> None:
@@ -248,40 +272,28 @@ class PageStore:
                 return
             self._closed = True
         self.stop_fetching()
-        self._writer.shutdown(wait=True)
+        if self._behind is not None:
+            self._behind.close()
         for tier in self.tiers:
             tier.close()
 
-    def _write_behind(self, keys: Sequence[PageKey]) -> None:
-        """Queue pages of the host tier for the tiers below; what exceeds the bound is dropped, last pages first.
+    def _open_behind(self, host: HostTier, complete: Complete | None) -> Behind:
+        limits = BehindOptions(
+            window_pages=max(1, self.options.window_bytes // self._page_bytes),
+            behind_pages=self.options.behind_bytes // self._page_bytes,
+            back_pages=min(self.options.back_bytes // self._page_bytes, host.slots // 2),
+        )
+        return Behind(host, self._below, limits, complete)
 
-        They stay in the host tier until they are written.
+    def _in_every_tier(self, drop: Callable[[PageTier], AnswerT]) -> list[AnswerT]:
+        """Drop pages from every tier so that none on its way between two of them survives.
+
+        The host tier goes first, which stops those that wait to be written; what is read from below meanwhile is not
+        promoted, and what was promoted before that was known goes with the host tier's second turn.
         """
-        if self._host is None or not keys or not self._below:
-            return
-        loan = self._host.lend(keys)
-        with self._lock:
-            room = max(0, self.options.behind_bytes // self._page_bytes - self._behind_pages)
-            accepted = 0 if self._closed else min(room, len(loan.pages))
-            self._dropped += len(keys) - accepted
-            self._behind_pages += accepted
-            if accepted:
-                taken = Loan(loan.pages[:accepted], loan.slots[:accepted])
-                self._writer.submit(self._run_behind, taken, time.monotonic()).add_done_callback(report)
-        self._host.take_back(Loan(loan.pages[accepted:], loan.slots[accepted:]))
-
-    def _run_behind(self, loan: Loan, put_s: float) -> None:
-        """The writer's work: window after window, straight from the host tier's memory."""
-        assert self._host is not None
-        try:
-            for start in range(0, len(loan.pages), self._window):
-                pages = loan.pages[start : start + self._window]
-                if self._complete is not None:
-                    pages = self._complete(pages, put_s)
-                for tier in self._below:
-                    tier.put(pages)
-        finally:
-            self._host.take_back(loan)
-            with self._lock:
-                self._behind_pages -= len(loan.pages)
-                self._lock.notify_all()
+        answers = [drop(tier) for tier in self.tiers]
+        if self._host is not None and self._behind is not None:
+            self._fetcher.forget_promotions()
+            answers.append(drop(self._host))
+            self._behind.let_go_of_removed()
+        return answers

@@ -12,7 +12,10 @@ thread-safe: the tier's lock guards it. Every method is O(1) amortised for each 
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from math import inf
 
 from kvstore.page import Namespace, PageKey, PageMeta, key_fingerprint, page_key
 from kvstore.policy import EvictionPolicy, PrefixLru
@@ -36,7 +39,8 @@ class SlotTable:
         self._pins = [0] * slots
         self._entries: list[tuple[PageKey, PageMeta] | None] = [None] * slots
         self._slot_of: dict[PageKey, int] = {}  # in order of publication
-        self._held: dict[PageKey, int] = {}  # pins by key, included in the slot's pins
+        self._held: dict[PageKey, list[float]] = {}  # when pins by key end, soonest first; included in the slot's pins
+        self._holds_end: list[tuple[float, PageKey]] = []  # a heap; also of pins that were released before
         self._expires: dict[PageKey, int] = {}  # only of pages that do
         self._quota_pages = quota_pages
         self._of: dict[Namespace, dict[PageKey, None]] = {}
@@ -51,6 +55,11 @@ class SlotTable:
     def evictable(self) -> int:
         """Published slots that nobody pins."""
         return len(self._policy)
+
+    @property
+    def has_holds(self) -> bool:
+        """Whether any ``hold`` may end by itself."""
+        return bool(self._holds_end)
 
     @property
     def published(self) -> int:
@@ -227,7 +236,7 @@ class SlotTable:
             del self._of[namespace]
             self._own_policies.pop(namespace, None)
         self._entries[slot] = None
-        self._pins[slot] -= self._held.pop(key, 0)
+        self._pins[slot] -= len(self._held.pop(key, ()))
         if self._pins[slot] == 0:
             self._free.append(slot)
         return True
@@ -242,22 +251,34 @@ class SlotTable:
         assert entry is not None, f"nothing is published in slot {slot}"
         return entry
 
-    def hold(self, key: PageKey) -> bool:
+    def hold(self, key: PageKey, until_s: float = inf) -> bool:
         """Pin a page by name; ``False`` if there is none. A removed page loses these pins with its name."""
         if not self.acquire([key], wanted=False):
             return False
-        self._held[key] = self._held.get(key, 0) + 1
+        insort(self._held.setdefault(key, []), until_s)
+        if until_s < inf:
+            heappush(self._holds_end, (until_s, key))
         return True
 
     def unhold(self, key: PageKey) -> None:
-        """Undo one ``hold``; nothing if there is none."""
-        held = self._held.get(key, 0)
+        """Undo the ``hold`` that would end first, so that no other ends before its time; nothing if there is none."""
+        held = self._held.get(key)
+        if held:
+            del held[0]
+            self._let_go(key, held)
+
+    def end_holds(self, now_s: float) -> None:
+        """End every ``hold`` whose time is up. O(1) while none is."""
+        while self._holds_end and self._holds_end[0][0] <= now_s:
+            until_s, key = heappop(self._holds_end)
+            held = self._held.get(key)
+            if held and held[0] <= until_s:
+                del held[0]
+                self._let_go(key, held)
+
+    def _let_go(self, key: PageKey, held: list[float]) -> None:
         if not held:
-            return
-        if held == 1:
             del self._held[key]
-        else:
-            self._held[key] = held - 1
         self.release([self._slot_of[key]])
 
     def check(self) -> None:
@@ -279,7 +300,7 @@ class SlotTable:
             resting = sum(self._pins[self._slot_of[key]] == 0 for key in self._of[namespace])
             assert resting == len(own), f"{resting} pages of {namespace} rest, its policy counts {len(own)}"
         for key, held in self._held.items():
-            assert 0 < held <= self._pins[self._slot_of[key]], f"{held} pins by name on fewer pins in all"
+            assert 0 < len(held) <= self._pins[self._slot_of[key]], f"{len(held)} pins by name on fewer pins in all"
 
     def __iter__(self) -> Iterator[PageKey]:
         return iter(self._slot_of)

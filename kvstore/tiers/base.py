@@ -19,6 +19,9 @@ from typing import Protocol
 from kvstore.latency import LatencyHistogram
 from kvstore.page import Namespace, PageKey, PageMeta, Tier
 
+PIN_S = 600.0
+"""How long a pin lasts whose owner does not say and does not come back for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -130,11 +133,14 @@ class PageTier(Protocol):
     def forget(self, namespace: Namespace) -> int:
         """Forget every page of a namespace, as when its weights or its tenant go; return how many were there."""
 
-    def pin(self, keys: Sequence[PageKey]) -> list[bool]:
-        """Protect pages from eviction until ``unpin``, counted; ``False`` where there is no such page."""
+    def pin(self, keys: Sequence[PageKey], *, for_s: float = PIN_S) -> list[bool]:
+        """Protect pages from eviction until ``unpin``, counted; ``False`` where there is no such page.
+
+        After ``for_s`` a pin ends by itself: an owner that died keeps nothing.
+        """
 
     def unpin(self, keys: Sequence[PageKey]) -> None:
-        """Release one pin of each page."""
+        """Release one pin of each page, of several the one that would have ended first."""
 
     def retire(self, keys: Sequence[PageKey]) -> None:
         """The run that these pages belong to has ended: they go before all others. They stay readable until then."""

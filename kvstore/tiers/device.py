@@ -53,6 +53,8 @@ class DeviceTier(SlottedTier):
     def allocate(self, count: int) -> list[int] | None:
         """Return ``count`` slots, each pinned once for the caller, evicting if need be; ``None`` if impossible."""
         with self._lock:
+            if self._table.has_holds:
+                self._table.end_holds(self._clock())
             taken = self._table.allocate(count)
             if taken is None:
                 return None

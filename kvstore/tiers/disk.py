@@ -83,6 +83,7 @@ class DiskTier(SlottedTier):
             raise
         self._sums = [0] * self.slots
         self._sequence = 0
+        self._owed: dict[PageKey, None] = {}  # gone, and the index does not know it yet
         self._reopen()
         self._io = page_io(self.page_bytes, self.options.queue_depth)
         self.breaker = Breaker(f"disk tier {path}", self._probe, self.options.breaker)
@@ -116,6 +117,8 @@ class DiskTier(SlottedTier):
         self._syncer.join()
         self._io.close()
         with self._writing:
+            if self._owed:
+                self._record([], ())
             self.sync()
             self.breaker.stop()
             self._index.close()
@@ -205,11 +208,14 @@ class DiskTier(SlottedTier):
             self._sums[slot] = page.checksum
             header = PageHeader(page.key, self.page_bytes, page.checksum, page.meta, self._expiry(page))
             records.append(IndexRecord(header, slot, self._slab.header.generation, self._sequence))
+        gone = dict.fromkeys(evicted) | self._owed
         try:
-            self._index.update(records, evicted)
+            self._index.update(records, gone)
         except lmdb.Error as error:
+            self._owed = gone  # what was removed or forgotten must not come back with the next process
             self.breaker.trip(f"index not written: {error}")
             return False
+        self._owed = {}
         self._dirty.set()
         return True
 
@@ -218,6 +224,11 @@ class DiskTier(SlottedTier):
             self._slab.probe()
         except OSError:
             return False
+        if self._owed and self._writing.acquire(blocking=False):  # a writer, or who closes the tier, does it else
+            try:
+                return self._record([], ())
+            finally:
+                self._writing.release()
         return True
 
     def _sync_groups(self) -> None:

@@ -24,7 +24,9 @@ from kvstore.policy import EvictionPolicy
 from kvstore.retention import RetentionRules
 from kvstore.tiers.base import Found, OnChange, Page, PagesRemoved, PagesStored
 from kvstore.tiers.pool_client import SCAN_NAMES, UNAVAILABLE, PoolClient, Unavailable
+from kvstore.tiers.pool_debts import ForgetDebts
 from kvstore.tiers.pool_topology import PoolOptions
+from kvstore.tiers.pool_url import without_secret
 from kvstore.tiers.resp import ErrorReply, Value
 from kvstore.tiers.slotted import Fault, SlottedTier, check_buffers
 
@@ -61,6 +63,9 @@ class PoolTier(SlottedTier):
         self.options = options if options is not None else PoolOptions()
         self._server = PoolClient(url, self.options)
         self._prefix = POOL_PREFIX + self._fingerprint.hex().encode() + b":"
+        self._debts = ForgetDebts(
+            f"pool tier {without_secret(url)}", self.breaker.wait_closed, lambda each: self._forget_reachable(each)[1]
+        )
 
     @property
     def breaker(self) -> Breaker:
@@ -108,6 +113,10 @@ class PoolTier(SlottedTier):
 
     def remove(self, keys: Sequence[PageKey]) -> int:
         """See ``PageTier``. For every client of the server."""
+        return self._remove(keys)[0]
+
+    def _remove(self, keys: Sequence[PageKey]) -> tuple[int, bool]:
+        """Remove pages; return how many there were, and whether every server was asked."""
         with self._writing:
             ours = [key for key in keys if key_fingerprint(key) == self._fingerprint]
             counts = self._server.ask(b"UNLINK", [self._name(key) for key in ours])
@@ -118,19 +127,45 @@ class PoolTier(SlottedTier):
                 gone = tuple(key for key, a, b in zip(ours, known, unlinked, strict=True) if a or b)
                 self._tell(PagesRemoved(self.tier, gone) if gone else None)
         self._deliver()
-        return sum(unlinked)
+        return sum(unlinked), UNAVAILABLE not in counts
 
     def forget(self, namespace: Namespace) -> int:
-        """See ``PageTier``. Reads the header of every page of this layout; for every client of the server."""
-        return self.remove([key for key, meta in self.scan() if meta.namespace == namespace])
+        """See ``PageTier``. Reads the header of every page of this layout; for every client of the server.
+
+        Where the server is away, or goes away meanwhile, it is done when it is back, and until then no page of the
+        namespace is served by this process; one that ends before that has forgotten what it was to forget.
+        """
+        removed, is_done = self._forget_reachable(namespace)
+        if not is_done:
+            self._debts.owe(namespace)
+        return removed
+
+    @property
+    def forgetting(self) -> frozenset[Namespace]:
+        """Namespaces that are to be forgotten once the server is back."""
+        return self._debts.owed
+
+    def _forget_reachable(self, namespace: Namespace) -> tuple[int, bool]:
+        """Remove what can be reached of a namespace; return how many pages, and whether that was all."""
+        entries = list(self._walk())
+        ours = [entry[0] for entry in entries if entry is not None and entry[1].namespace == namespace]
+        removed, were_asked = self._remove(ours)
+        return removed, were_asked and None not in entries
 
     def scan(self) -> Iterator[tuple[PageKey, PageMeta]]:
         """See ``PageTier``. Reads the headers of all that the server holds of this layout, whoever put it."""
-        names = self._server.names(self._prefix)
+        return (entry for entry in self._walk() if entry is not None)
+
+    def _walk(self) -> Iterator[tuple[PageKey, PageMeta] | None]:
+        """Do what ``scan`` does, with ``None`` for what could not be reached."""
+        names = self._server.walk(self._prefix)
         while batch := list(islice(names, SCAN_NAMES)):
-            heads = self._server.ask(b"GETRANGE", batch, b"0", b"%d" % (_HEADER_GUESS_BYTES - 1))
-            for name, head in zip(batch, heads, strict=True):
-                if isinstance(head, bytes) and (entry := self._entry_of(name, head)) is not None:
+            present = [name for name in batch if isinstance(name, bytes)]
+            heads = self._server.ask(b"GETRANGE", present, b"0", b"%d" % (_HEADER_GUESS_BYTES - 1))
+            if len(present) < len(batch) or UNAVAILABLE in heads:
+                yield None
+            for name, head in zip(present, heads, strict=True):
+                if isinstance(head, bytes) and head and (entry := self._entry_of(name, head)) is not None:
                     yield entry
 
     def announce(self, limit: int) -> int:
@@ -148,6 +183,7 @@ class PoolTier(SlottedTier):
 
     def close(self) -> None:
         """See ``PageTier``. The server keeps its pages."""
+        self._debts.close()
         self._server.close()
 
     def _available(self) -> bool:
@@ -197,6 +233,8 @@ class PoolTier(SlottedTier):
             return "expired"
         if checksum(out) != header.checksum:
             return "checksum"
+        if header.meta.namespace in self._debts.owed:
+            return "forgotten"
         return Found(header.checksum, header.meta, header.expires_at_s)
 
     def _settle_reads(
@@ -211,7 +249,7 @@ class PoolTier(SlottedTier):
                     hits.append(key)
                     continue
                 self._stats.miss(answer)
-                if answer in ("absent", "expired"):
+                if answer in ("absent", "expired", "forgotten"):
                     evicted.append((key, publication))
                 elif answer != "unavailable":
                     self._stats.alarm(answer)

@@ -109,7 +109,12 @@ class PoolClient:
 
     def names(self, prefix: bytes) -> Iterator[bytes]:
         """Go through the keys that begin so, on every server; ends early where one stops answering."""
+        return (name for name in self.walk(prefix) if isinstance(name, bytes))
+
+    def walk(self, prefix: bytes) -> Iterator[bytes | Unavailable]:
+        """Do what ``names`` does, with ``UNAVAILABLE`` for each server that was not gone through to its end."""
         if not self.available or not self._servers.find(self._options.read_s.deadline_s()):
+            yield UNAVAILABLE
             return
         for server in self._servers.masters():
             cursor = b"0"
@@ -121,6 +126,7 @@ class PoolClient:
                         cursor = following
                         yield from (name for name in found if isinstance(name, bytes))
                     case _:
+                        yield UNAVAILABLE
                         break
                 if cursor == b"0":
                     break

@@ -21,7 +21,7 @@ from kvstore.policies.learned_reuse import LearnedReuse
 from kvstore.policy import EvictionPolicy
 from kvstore.retention import RetentionRules
 from kvstore.slots import SlotTable
-from kvstore.tiers.base import Found, OnChange, Page, PagesRemoved, PagesStored, TierChange, TierStats
+from kvstore.tiers.base import PIN_S, Found, OnChange, Page, PagesRemoved, PagesStored, TierChange, TierStats
 
 
 class Fault(StrEnum):
@@ -192,10 +192,12 @@ class SlottedTier(ABC):
             keys = self._table.keys_of(namespace)
         return self.remove(keys)
 
-    def pin(self, keys: Sequence[PageKey]) -> list[bool]:
+    def pin(self, keys: Sequence[PageKey], *, for_s: float = PIN_S) -> list[bool]:
         """See ``PageTier``."""
         with self._lock:
-            return [self._table.hold(key) for key in keys]
+            now_s = self._clock()
+            self._table.end_holds(now_s)
+            return [self._table.hold(key, now_s + for_s) for key in keys]
 
     def unpin(self, keys: Sequence[PageKey]) -> None:
         """See ``PageTier``."""
@@ -276,6 +278,7 @@ class SlottedTier(ABC):
         Returns the slots of present pages, the new pages, slots for as many of these as fit, and whom that evicted.
         """
         with self._lock:
+            self._table.end_holds(self._clock())
             present: list[int] = []
             fresh: dict[PageKey, Page] = {}
             for page in pages:

@@ -336,6 +336,26 @@ def test_a_page_ends_when_its_time_is_up(bench: Bench) -> None:
 
 
 @below_the_device
+def test_a_pin_whose_owner_is_gone_ends(bench: Bench) -> None:
+    pages, newcomers = strangers(CAPACITY_PAGES), strangers(4, first_token=50_000)
+    bench.put(*pages)
+    keys = [key for key, _ in pages]
+    assert bench.tier.pin(keys, for_s=60) == [True] * CAPACITY_PAGES
+    assert bench.tier.pin(keys[:2], for_s=600) == [True] * 2
+    bench.tier.unpin(keys[:1])  # the pin that ends first
+    bench.clock.now_s += 59
+    assert bench.put(*newcomers) == [False] * 4
+    bench.clock.now_s += 2
+    assert bench.put(*newcomers) == [True] * 4
+    assert bench.tier.exists(keys[:2]) == [True] * 2
+    bench.tier.check()
+    bench.clock.now_s += 600
+    assert bench.tier.pin(keys[:1]) == [True]
+    bench.tier.unpin(keys[:1])
+    bench.tier.unpin(keys[:2])
+
+
+@below_the_device
 def test_a_page_brings_its_end_with_it(bench: Bench) -> None:
     (entry,) = chain(1)
     assert bench.tier.put([replace(page(entry), expires_at_s=1_800_000_010)]) == [True]
