@@ -205,6 +205,7 @@ class Fleet:
         self._on_described = on_described
         self._snapshots = snapshots
         self._rates = rates
+        self._costs: dict[tuple[str, str], EngineCosts] = {}  # by model and engine
         self._chance = random.Random()  # probes of many gateways should not fall together
         self.regions: dict[str, str] = {}  # of every instance that there was, by name: bills come after it may be gone
         for instance in self.instances.values():
@@ -373,6 +374,9 @@ class Fleet:
         facts = await spec.adapter.describe(self._client, spec.url, spec.headers)
         facts = replace(facts, event_sources=spec.event_sources or facts.event_sources, tiers=spec.tiers or facts.tiers)
         instance.facts = facts
+        if instance.models:  # instances of one kind learn together what prompts and steps take
+            kind = instance.models[0], spec.adapter.name
+            instance.load.costs = self._costs.setdefault(kind, instance.load.costs)
         if self._on_described is not None:
             await self._on_described(instance)
         pool = spec.pool or facts.pool

@@ -116,7 +116,7 @@ class RoutingSettings(_Strict):
 
 
 class AdmissionSettings(_Strict):
-    """Who waits where more is asked than can be served: nobody without ``requests_per_instance``. See docs/routing.md."""
+    """Who waits where more is asked than can be served; off without ``requests_per_instance``. See docs/routing.md."""
 
     requests_per_instance: Count | None = None  # under way at once, for each instance that takes requests
     queue: Count = 1000  # that wait, for each model; beyond it 429

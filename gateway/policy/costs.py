@@ -37,7 +37,7 @@ class Fetch(NamedTuple):
 
 
 class EngineCosts:
-    """The costs of one instance.
+    """The costs of instances of one kind: one model on one kind of engine; each has a pace of its own (``Load``).
 
     * a prompt: ``overhead + new · (a + (context + new / 2) · q + context decoding beside it · d)``
     * a decode step: ``base + context of all sequences · k + share of the time in which a prompt is computed · i``

@@ -20,6 +20,9 @@ _OVERDUE = 0.1
 
 _LOST_AFTER_S = 2.0
 _LATELY_S = 60.0
+_PACE_WEIGHT, _SAME_PACE, _PACES = 0.05, 0.2, (0.1, 10.0)
+"""An instance counts as fast as others of its kind until it is off by so much: noise makes no favourites."""
+
 _WAITS, _DECODES, _OVER = "waits", "decodes", "over"
 
 
@@ -27,11 +30,12 @@ class Load:
     """The load of one instance. Times are seconds of any one clock that never runs back."""
 
     __slots__ = ("_context_s", "_free_s", "_prompt_s", "_seen_s", "_waiting", "busy_share", "context_tokens", "costs",
-                 "decoding", "held_output", "held_tokens", "link_free_s", "on_idle", "queued_s", "queued_tokens",
-                 "running")  # fmt: skip
+                 "decoding", "held_output", "held_tokens", "link_free_s", "on_idle", "pace", "queued_s",
+                 "queued_tokens", "running")  # fmt: skip
 
     def __init__(self, costs: EngineCosts, on_idle: Callable[[], None] | None = None) -> None:
         self.costs, self.on_idle = costs, on_idle
+        self.pace = 1.0  # what prompts took here against what they take on instances of its kind, smoothed
         self.running = 0  # requests that are not over
         self.decoding = 0  # of them those that gave a first token
         self.queued_tokens = 0  # new tokens of the others
@@ -45,6 +49,23 @@ class Load:
         self._free_s = -math.inf  # when the last prompt was done
         self._context_s = self._prompt_s = 0.0  # integrals over time: context decoding, and prompts under way
         self._seen_s = -math.inf
+
+    @property
+    def slowness(self) -> float:
+        """By what its prompts' times are multiplied: 1 while it is about as fast as others of its kind."""
+        return self.pace if abs(self.pace - 1) > _SAME_PACE else 1.0
+
+    def prompt_s(self, new_tokens: int, context_tokens: int) -> float:
+        """Return how long a prompt takes here now."""
+        return self.slowness * self.costs.prompt_s(new_tokens, context_tokens, self.context_tokens)
+
+    def took(self, new_tokens: int, context_tokens: int, beside_tokens: float, seconds: float) -> None:
+        """Learn from a prompt that was computed here in ``seconds``, its wait not counted."""
+        if seconds > 0:
+            ratio = seconds / self.costs.prompt_s(new_tokens, context_tokens, beside_tokens)
+            least, most = _PACES
+            self.pace += _PACE_WEIGHT * (min(max(ratio, least), most) - self.pace)
+            self.costs.learn_prompt(new_tokens, context_tokens, beside_tokens, seconds / self.slowness)
 
     def backlog_s(self, now_s: float) -> float:
         """Return the time until all prompts that came before now will be computed. O(1)."""
@@ -130,7 +151,7 @@ class Reservation:
         self._load, self.prompt_tokens, self.new_tokens = load, prompt_tokens, new_tokens
         self.came_s, self.output_tokens = now_s, output_tokens
         self._beside, self._fetch = load.context_tokens, None if fetch is None else Fetch(*fetch)
-        self.prompt_s = load.costs.prompt_s(new_tokens, prompt_tokens - new_tokens, self._beside)
+        self.prompt_s = load.prompt_s(new_tokens, prompt_tokens - new_tokens)
         self.ready_s = now_s
         if self._fetch is not None:
             self.ready_s = load.link_free_s = max(now_s, load.link_free_s) + load.costs.fetch_s(self._fetch)
@@ -159,7 +180,7 @@ class Reservation:
         if self._fetch is None:
             if self.new_tokens >= _LEAST_LEARNED_TOKENS:
                 context = self.prompt_tokens - self.new_tokens
-                load.costs.learn_prompt(self.new_tokens, context, self._beside, now_s - began_s)
+                load.took(self.new_tokens, context, self._beside, now_s - began_s)
         elif self.came_s >= began_s - load.costs.fetch_s(self._fetch) and load.link_free_s == self.ready_s:
             load.costs.learn_fetch(self._fetch, now_s - self.came_s - self.prompt_s)  # nothing was ahead of it
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from gateway.policy.outputs import OutputLengths
 from gateway.policy.pricing import Asked
@@ -13,9 +14,11 @@ from gateway.policy.reuse import Frontier, ReuseOdds
 _HORIZON_S = 10.0
 """How far ahead the steps that are due somewhere are counted: as long as large prompts take."""
 
-_FORGET_S = 900.0
+_NEWEST = 256
+"""Of the runs that are idle at an instance, those that fell idle last: the others step too seldom to matter."""
+
 _LOOK_AGAIN_S = 0.5
-_MOST_RUNS = 65_536
+_MOST_RUNS, _MOST_IDLE = 65_536, 4096
 _SQUARE_WEIGHT = 0.01
 
 
@@ -31,7 +34,7 @@ class Place:
 
 
 class Places:
-    """Where runs are. Clocks are given; O(1) a call, but for ``due_rate``: O(idle runs) twice a second at most."""
+    """Where runs are. Clocks are given; O(1) a call, but for ``look``: some µs twice a second at most."""
 
     def __init__(self) -> None:
         self.odds, self.outputs = ReuseOdds(), OutputLengths()
@@ -80,6 +83,8 @@ class Places:
         place = self.place(instance)
         place.idle.pop(run, None)
         place.idle[run] = now_s
+        if len(place.idle) > _MOST_IDLE:
+            place.idle.popitem(last=False)
         self._last.pop(run, None)
         self._last[run] = instance, now_s
         if len(self._last) > _MOST_RUNS:
@@ -94,11 +99,8 @@ class Places:
         """
         if 0 <= now_s - place.counted_s < _LOOK_AGAIN_S:
             return
-        idle = place.idle
-        while idle and (now_s - idle[oldest := next(iter(idle))] > _FORGET_S or len(idle) > _MOST_RUNS):
-            del idle[oldest]
-        within = self.odds.within
-        due = sum([within(now_s - ended_s, _HORIZON_S) for ended_s in idle.values()])
-        place.due_rate = (due + 0.5 * decoding * within(0.0, _HORIZON_S)) / _HORIZON_S
+        newest = islice(reversed(place.idle.values()), _NEWEST)
+        due = self.odds.due([now_s - ended_s for ended_s in newest], _HORIZON_S)
+        place.due_rate = (due + 0.5 * decoding * self.odds.due((0.0,), _HORIZON_S)) / _HORIZON_S
         place.odds = self.odds.after(place.frontier.age_s)
         place.counted_s = now_s

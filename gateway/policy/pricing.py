@@ -36,7 +36,7 @@ class Weights:
     moving: float = 1.0
     further: float = 1.0
     reuse: float = 1.0
-    decode: float = 0.4
+    decode: float = 0.25
     beside: float = 1.0
     stall: float = 1.0
     idle: float = 4.0
@@ -108,19 +108,19 @@ def price(
         wait_s += _memory_wait_s(load, prompt + output, around.capacity_tokens)
     context = held.device + held.coming
     new, fetch, beside = prompt - context, None, load.context_tokens
-    work_s, ready_s = costs.prompt_s(new, context, beside), 0.0
+    work_s, ready_s = load.prompt_s(new, context), 0.0
     ttft_s = wait_s + work_s
     if held.host or held.disk or held.pool:
         slower = Fetch(held.host, held.disk, held.pool)
         found = context + held.host + held.disk + held.pool
         ready_s = max(load.link_free_s - now_s, 0.0) + costs.fetch_s(slower)
-        fetched_s = costs.prompt_s(prompt - found, found, beside)
+        fetched_s = load.prompt_s(prompt - found, found)
         if (then_s := max(wait_s, ready_s) + fetched_s) < ttft_s:
             ttft_s, work_s, new, fetch = then_s, fetched_s, prompt - found, slower
     if pullable > prompt - new + _LEAST_PULL_TOKENS:
         pulled = Fetch(peer=pullable - context)
         ready_s = max(load.link_free_s - now_s, 0.0) + costs.fetch_s(pulled)
-        fetched_s = costs.prompt_s(prompt - pullable, pullable, beside)
+        fetched_s = load.prompt_s(prompt - pullable, pullable)
         if (then_s := max(wait_s, ready_s) + fetched_s) < ttft_s:
             ttft_s, work_s, new, fetch = then_s, fetched_s, prompt - pullable, pulled
     cost_s = ttft_s

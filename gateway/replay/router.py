@@ -72,7 +72,8 @@ class SimulatedRouter:
             raise ParameterError(f"there is no policy {options.policy!r}; there are {', '.join(POLICIES)}")
         self.index, self.options = index, options
         self.decision_ns: list[int] = []
-        self.loads = {name: Load(EngineCosts(performance.rates())) for name in instances}
+        costs = EngineCosts(performance.rates())
+        self.loads = {name: Load(costs) for name in instances}
         self.places = Places()
         self.predictions: dict[str, PredictedResidency] = {}
         self._workload = workload

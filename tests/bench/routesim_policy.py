@@ -98,7 +98,8 @@ class KeepwarmPolicy:
                 instance.ram, instance.ssd = self._tier(name, Tier.HOST), self._tier(name, Tier.DISK)
             if has_pool:
                 sim.pool = self._tier(POOL, Tier.POOL)
-        self.loads = {name: Load(EngineCosts(FIRST_RATES)) for name in self._names}
+        costs = EngineCosts(FIRST_RATES)
+        self.loads = {name: Load(costs) for name in self._names}
         self.places = Places()
         self._capacity, self._pulls = view.instances[0].cap, bool(view.perf.net_bw)
         self._policy, self._chance = POLICIES[self.policy](), random.Random(0)

@@ -314,7 +314,7 @@ class Simulation:
             self._on_abort()
         elif kind == "slow":
             engine.pace = self.chance.choice((0.5, 1.0, 1.0, 4.0))
-        elif kind == "flush":
+        elif kind == "flush" and engine.is_up:
             engine.blocks.clear()
             self.index.cleared(engine.name, (Tier.DEVICE,))
         elif kind == "drain":
@@ -381,8 +381,10 @@ class Simulation:
             assert engine.breaker.state in State
             assert (engine.name in self.index.instances()) == engine.is_known_up
         assert self.index.stats().reservations <= len(self.flights)
-        held = sum(len(engine.blocks) for engine in self.engines.values() if engine.is_known_up)
-        assert self.index.stats().blocks <= held + sum(len(flight.run.hashes) for flight in self.flights.values())
+        if all(engine.is_up == engine.is_known_up for engine in self.engines.values()):  # else the dead are remembered
+            held = sum(len(engine.blocks) for engine in self.engines.values() if engine.is_up)
+            coming = sum(len(flight.run.hashes) for flight in self.flights.values())
+            assert self.index.stats().blocks <= held + coming, "the index knows blocks that nobody holds"
 
     def _check_end(self) -> None:
         for flight in list(self.flights.values()):
