@@ -31,6 +31,7 @@ from gateway.attempt import Attempter
 from gateway.console.mount import mounted_console
 from gateway.diagnosis.explain import Explainer
 from gateway.diagnosis.watch import Build, PromptWatch
+from gateway.diagnosis.watch_metrics import WatchCollector
 from gateway.discovery.keeper import Keeper
 from gateway.dispatch import Dispatcher
 from gateway.doors import opened_keys, opened_spending
@@ -186,6 +187,8 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
         )
         StateCollector(fleet, flights, index, snapshots.stats).register(metrics.registry)
         metrics.registry.register(StoreCollector(ledger, traces))
+        if compared is not None:
+            metrics.registry.register(WatchCollector(compared))
         counters = LedgerCounters(place)
         stack.callback(counters.close)
         of_all = metrics.registry if worker is None else CollectorRegistry()
@@ -387,7 +390,7 @@ def _watch(
         engine = name if facts.version is None else f"{name} {facts.version}"
         return Build(engine, facts.weights_id or facts.model_path, template)
 
-    return None if options is None else PromptWatch(traces.describe, build_of, options)
+    return None if options is None else PromptWatch(traces.describe, build_of, options, traces.detail)
 
 
 async def _load_tokenizers(instance: Instance, models: ModelDirectory, prompts: PromptBook, settings: Settings) -> None:

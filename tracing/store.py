@@ -190,6 +190,10 @@ class TraceStore:
             row = reader.execute("SELECT body FROM records WHERE request_id = ?", (request_id,)).fetchone()
         return decode_record(row[0]) if row else None
 
+    def detail(self, request_id: str) -> StepDetail | None:
+        """One request's detail."""
+        return self.details([request_id]).get(request_id)
+
     def details(self, request_ids: Iterable[str]) -> dict[str, StepDetail]:
         """The details of these requests, as far as there are any."""
         found: dict[str, StepDetail] = {}

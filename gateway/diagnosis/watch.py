@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields, replace
 from urllib.parse import quote
 
 from gateway.diagnosis.compare import compare
+from gateway.diagnosis.digests import change_by_digests, system_digest
 from gateway.diagnosis.sections import CONVERSATION, SAMPLING, SYSTEM, TOOLS, Kept, digest_of, keep
 from gateway.protocols.base import AnswerReader, Ask
 from tracing.content import ContentPolicy, redacted
@@ -76,7 +77,10 @@ class PromptWatch:
         deliver: Callable[[StepDetail], None],
         build_of: Callable[[RequestRecord], Build],
         options: WatchOptions | None = None,
+        detail_of: Callable[[str], StepDetail | None] = lambda request_id: None,
     ) -> None:
+        """``detail_of``: what is stored of a step, for one whose request another process had."""
+        self._detail_of = detail_of
         self._deliver, self._build_of, self._options = deliver, build_of, options or WatchOptions()
         self._queue: deque[Item] = deque()
         self._memory: OrderedDict[str, Remembered] = OrderedDict()
@@ -198,7 +202,12 @@ class PromptWatch:
             change = _redacted(change)
         made = self._reproduction(record, ask, kept)
         self._remember(Remembered(kept, record, made))
-        differs = () if former is None else _differing(former.reproduction, made)
+        before = former.reproduction if former is not None else None
+        if comparison is Comparison.UNSEEN and previous_id is not None:
+            stored = self._detail_of(previous_id)
+            before = stored.reproduction if stored is not None else None
+            change = None if before is None else change_by_digests(before, made, len(kept.text))
+        differs = () if before is None else _differing(before, made)
         return StepDetail(record.request_id, comparison, made, previous_id, change, differs)
 
     def _reproduction(self, record: RequestRecord, ask: Ask, kept: Kept) -> Reproduction:
@@ -219,7 +228,7 @@ class PromptWatch:
             sampling=sampling,
             prompt_digest=digest_of(kept, (*TOOLS, *SYSTEM, *CONVERSATION)),
             tools_digest=digest_of(kept, TOOLS),
-            system_digest=digest_of(kept, SYSTEM),
+            system_digest=system_digest(kept, values),
         )
 
     def _remember(self, step: Remembered) -> None:

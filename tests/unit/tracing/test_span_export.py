@@ -3,11 +3,17 @@ from __future__ import annotations
 import http.server
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 
+import grpc
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -117,3 +123,46 @@ def test_a_silent_backend_holds_neither_requests_nor_the_end() -> None:
     assert not export.flush(0.05)
     assert not export.close(0.05)
     exporter.release.set()
+
+
+class TraceService(trace_service_pb2_grpc.TraceServiceServicer):
+    def __init__(self) -> None:
+        self.received: list[ExportTraceServiceRequest] = []
+
+    def Export(self, request: ExportTraceServiceRequest, context: object) -> ExportTraceServiceResponse:
+        self.received.append(request)
+        return ExportTraceServiceResponse()
+
+
+def test_a_trace_reaches_a_grpc_receiver_whole() -> None:
+    service, server = TraceService(), grpc.server(ThreadPoolExecutor(2))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    export = SpanExport(otlp_exporter(f"http://127.0.0.1:{port}", protocol="grpc"), SpanExportOptions(delay_s=60.0))
+    records = agent_run()
+    for record in records:
+        export.export(record)
+    assert export.close(30)
+    server.stop(None)
+    found = {
+        int.from_bytes(span.span_id, "big")
+        for request in service.received
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    }
+    assert {span.span_id for record in records for span in request_spans(record)} <= found
+
+
+def test_a_full_queue_drops_and_counts() -> None:
+    exporter = StuckExporter()
+    export = SpanExport(exporter, SpanExportOptions(queue_records=4, queue_spans=8, batch_spans=4))
+    blocked = threading.Event()
+    export._processor.on_end = lambda span: blocked.wait()  # type: ignore[method-assign]
+    for number in range(20):
+        export.export(plain_record(f"r{number}"))
+    assert export.dropped >= 15
+    blocked.set()
+    exporter.release.set()
+    assert export.close(30)
