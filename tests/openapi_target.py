@@ -1,7 +1,8 @@
 """A gateway in front of a scripted engine, for tools that test an API by its document.
 
     python -m tests.openapi_target 9320 /tmp/openapi.json &
-    pip install schemathesis && schemathesis run /tmp/openapi.json --url http://127.0.0.1:9320 --checks all
+    pip install schemathesis
+    schemathesis run /tmp/openapi.json --url http://127.0.0.1:9320 --checks all -H 'x-api-key: sk-schema'
 
 The file is the gateway's own ``/openapi.json`` with ``model`` pinned to the one that the engine serves, and without a
 response to continue or not to keep, so that what is generated gets past both.
@@ -18,6 +19,8 @@ from pathlib import Path
 
 from tests.gateways import gateway_for
 from tests.scripted_engine import Asked, Script, ScriptedEngine, answer, stream
+
+KEY = {"id": "root", "secret": "sk-schema", "admin": True}
 
 
 def script_for(asked: Asked) -> Script:
@@ -41,14 +44,18 @@ async def serve(port: int, path: Path) -> None:
     async with ScriptedEngine() as engine:
         engine.script_for = script_for
         with tempfile.TemporaryDirectory() as home:
-            async with gateway_for([engine], Path(home), server={"port": port}) as client:
+            async with gateway_for([engine], Path(home), server={"port": port}, keys=[KEY]) as client:
                 async with client.session.get(f"{client.url}/openapi.json") as response:
                     document = await response.json()
-                for schema in document["components"]["schemas"].values():
-                    if "model" in schema.get("properties", {}) and "model" in schema.get("required", ()):
+                for name, schema in document["components"]["schemas"].items():
+                    if (
+                        name.endswith("Request")
+                        and "model" in schema.get("properties", {})
+                        and "model" in schema.get("required", ())
+                    ):
                         schema["properties"]["model"] = {"const": "m"}
-                        for name in ("previous_response_id", "store"):
-                            schema["properties"].pop(name, None)
+                        for member in ("previous_response_id", "store"):
+                            schema["properties"].pop(member, None)
                 await asyncio.to_thread(path.write_text, json.dumps(document))
                 await stop.wait()
 

@@ -7,6 +7,7 @@ that made it. What is changed counts in this process, and in its workers, before
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypeVar
@@ -74,7 +75,7 @@ class LimitForm(msgspec.Struct, forbid_unknown_fields=True):
     level: Level
     subject: str
     kind: LimitKind
-    amount: int | str
+    amount: int | float | str
     period: Period | None = None
     on_outage: Outage | None = None
 
@@ -254,10 +255,11 @@ def limit_of(form: LimitForm) -> StoredLimit:
     if form.kind is LimitKind.MONEY:
         nano, period = money_limit(f"{form.amount}/{(form.period or Period.MONTH).value}")
         return StoredLimit(subject, form.kind, period, nano, form.on_outage or Outage.DENY)
-    if not isinstance(form.amount, int) and not (form.amount.isascii() and form.amount.isdigit()):
+    text = f"{form.amount:.0f}" if isinstance(form.amount, float) and form.amount.is_integer() else str(form.amount)
+    if not re.fullmatch(r"-?[0-9]{1,18}", text, re.ASCII):
         raise AccessRefused("amount: a whole number")
     period = form.period or _usual(form.kind)
-    return StoredLimit(subject, form.kind, period, int(form.amount), form.on_outage or Outage.ADMIT)
+    return StoredLimit(subject, form.kind, period, int(text), form.on_outage or Outage.ADMIT)
 
 
 def _usual(kind: LimitKind) -> Period:

@@ -10,6 +10,9 @@ from gateway.access.errors import AccessRefused
 from gateway.access.records import LimitKind, Period
 
 _SPAN = re.compile(r"(?P<count>[0-9]{1,9})(?P<unit>s|m|h|d|w)?", re.ASCII)
+_LATEST_NS = 4_102_444_800 * 10**9
+"""2100: what is said to be later is taken to be then, and what is said to be before 1970 to be then."""
+
 _SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
@@ -24,11 +27,11 @@ def span_s(text: str) -> int:
 def moment_ns(text: str, now_ns: int) -> int:
     """Return the instant of ``2027-01-31``, ``2027-01-31T12:00:00Z``, or a span from now. Raises ``AccessRefused``."""
     if _SPAN.fullmatch(text):
-        return now_ns + span_s(text) * 10**9
+        return min(now_ns + span_s(text) * 10**9, _LATEST_NS)
     try:
         moment = datetime.fromisoformat(text)
         moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-        return int(moment.timestamp()) * 10**9
+        return min(max(int(moment.timestamp()) * 10**9, 0), _LATEST_NS)
     except (ValueError, OverflowError):
         raise AccessRefused(f"{text!r} is no moment: write 2027-01-31, 2027-01-31T12:00:00Z, or 90d") from None
 

@@ -11,6 +11,13 @@ from gateway.openapi.schemas import STRING, TEXT, Schema, listed, maybe, members
 
 _NAME: Schema = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}
 _MOMENT = maybe(STRING)
+_WHEN: Schema = {
+    "anyOf": [
+        {"type": "string", "pattern": "^[0-9]{1,6}[smhdw]$", "description": "A span from now."},
+        {"type": "string", "format": "date-time"},
+        {"type": "null"},
+    ]
+}
 _MODELS = maybe(listed(STRING))
 _SHOWN: Schema = {"enum": ["run", "step", "instance", "hit", "predicted-hit", "cost"]}
 _LEVEL: Schema = {"enum": [level.value for level in Level]}
@@ -33,7 +40,7 @@ ADMIN_SCHEMAS: Mapping[str, Schema] = {
         {"id": _NAME},
         {
             "tenant": _NAME, "team": _NAME, "roles": _ROLES, "models": _MODELS,
-            "answer_headers": maybe(listed(_SHOWN)), "note": STRING, "expires_at": _MOMENT,
+            "answer_headers": maybe(listed(_SHOWN)), "note": STRING, "expires_at": _WHEN,
         },
     ),
     "Rotation": _strict({}, {"overlap": {"type": "string", "pattern": "^[0-9]{1,6}[smhdw]?$"}}),
@@ -129,7 +136,7 @@ def _says(
     parameters = [
         {"name": name, "in": place, "required": True, "schema": _SCHEMA_OF.get(name, TEXT)} for name, place in needs
     ]
-    counts: Schema = {"type": "integer", "minimum": 0, "maximum": 10**12}
+    counts: Schema = {"type": "integer", "minimum": 0, "maximum": 10**15 - 1}
     parameters += [
         {
             "name": name, "in": "query", "required": False,
@@ -148,5 +155,6 @@ def _says(
         },
     }
     if body is not None:
-        told["requestBody"] = {"required": True, "content": {"application/json": {"schema": ref(body)}}}
+        is_needed = bool(ADMIN_SCHEMAS[body]["required"])
+        told["requestBody"] = {"required": is_needed, "content": {"application/json": {"schema": ref(body)}}}
     return told
