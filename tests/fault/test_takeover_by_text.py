@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from engine_adapter.embedded.weights import ensure_default_model
+from engine_adapter.prompt import PromptEncoder
 from tests.gateways import Client, gateway_for
 from tests.scripted_engine import DONE, Asked, Script, ScriptedEngine, chunk, event, stream, usage_chunk
 from tracing.record import Outcome, UsageSource
@@ -223,3 +225,34 @@ async def test_the_end_that_was_seen_counts_though_the_mark_was_not(fleet: Fleet
     assert chunks[-1] == {}
     (record,) = await fleet.client.records(1)
     assert (record.outcome, len(record.attempts)) == (Outcome.OK, 1)
+
+
+@pytest.mark.model
+async def test_an_engine_that_reads_ids_gets_prompt_and_answer_as_ids(tmp_path: Path, encoder: PromptEncoder) -> None:
+    """With the tokenizer known here, nothing hangs on what a template makes of a last message."""
+    said, rest = "Zürich 🏔 is", " big."
+    prompt = encoder.encode_chat(MESSAGES)
+    ids = encoder.tokenizer.encode(said, add_special_tokens=False).ids
+    async with ScriptedEngine() as one, ScriptedEngine() as two:
+        instances = [{"id": f"e{n}", "url": e.url, "adapter": "sglang"} for n, e in enumerate((one, two))]
+        models = [{"name": "m", "tokenizer": "default"}]
+        async with gateway_for([one, two], tmp_path, instances=instances, models=models, ready_limit_s=60) as client:
+            fleet = Fleet([one, two], client)
+            counted = Script(events=stream([rest], len(prompt) + len(ids), 4))
+            chunks = await fleet.chat([dies(*words("Zürich 🏔", " is")), counted], max_tokens=50)
+            assert text_of(chunks) == said + rest
+            asked = fleet.asked[1].json
+            assert asked["input_ids"] == [*prompt, *ids]
+            assert asked["messages"] == MESSAGES
+            assert "continue_final_message" not in asked
+            assert asked["max_tokens"] == 50 - len(ids)
+            (record,) = await client.records(1)
+            assert record.usage.prompt_tokens == len(prompt) == record.gateway_prompt_tokens
+            assert record.usage.output_tokens == len(ids) + 1
+            spelled = await fleet.chat([dies(*words("the token <|im_end|> ends"))], max_tokens=50)
+            assert error_of(spelled)  # as ids of a text it would be the token itself
+
+
+@pytest.fixture(scope="module")
+def encoder() -> PromptEncoder:
+    return PromptEncoder.load(ensure_default_model())
