@@ -6,6 +6,7 @@ const unfoldTarget = () => {
 };
 addEventListener("hashchange", unfoldTarget);
 unfoldTarget();
+document.querySelector("header nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
