@@ -1,7 +1,7 @@
 """A run as one tree: its steps, the tools between them, and the spans that its agent sent of its own. Pure.
 
 Where an agent's own span tells of a tool call, it stands in the place of the inferred one. A step hangs under the span
-that the agent's ``traceparent`` named; else under the call that began it (a sub-agent's first step); else it is a root.
+that the agent's ``traceparent`` named; else under the call that began it (a sub-agent's steps); else it is a root.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def run_tree(records: Sequence[RequestRecord], spans: Iterable[ReceivedSpan] = (
         parent = (record.traceparent or "")[36:52]
         step.parent_id = parent if parent in nodes else None
         link = record.link
-        if step.parent_id is None and link is not None and link.parent_call_id in told and link.step == 1:
+        if step.parent_id is None and link is not None and link.parent_call_id in told:
             step.parent_id = told[link.parent_call_id].id
         nodes[step.id] = step
     for gap in gaps(records):
@@ -86,7 +86,7 @@ def run_tree(records: Sequence[RequestRecord], spans: Iterable[ReceivedSpan] = (
             node.parent_id = called[node.call_id].request_id
     for record in records:
         link = record.link
-        if link is not None and link.parent_call_id in inferred and link.step == 1:
+        if link is not None and link.parent_call_id in inferred:
             node = nodes[record.request_id]
             node.parent_id = node.parent_id or inferred[link.parent_call_id].id
     return _rooted(nodes)

@@ -136,11 +136,25 @@ def _show(store: TraceStore, args: argparse.Namespace) -> int:
     if not records:
         return _no_run(args.run_id)
     if args.tree:
+        records += _called(store, records)
         print(render_tree(run_tree(records, store.spans_of(records))), end="")
         return 0
     width = args.width or shutil.get_terminal_size((120, 40)).columns
     print(run_waterfall(records, width=width, colour=_colour(args.colour)))
     return 0
+
+
+def _called(store: TraceStore, records: list[RequestRecord]) -> list[RequestRecord]:
+    """Return the steps of the runs that a run called for, and of those that these did."""
+    tenant, link = records[0].identity.tenant, records[0].link
+    known = {link.run_id} if link is not None else set()
+    until_ns = max(record.stamps.closed_ns for record in records)
+    found: list[RequestRecord] = []
+    for call in store.called_runs(tenant, records[0].stamps.arrived_ns, until_ns):
+        if call.parent_run_id in known and call.run_id not in known:
+            known.add(call.run_id)
+            found += store.run(call.run_id, tenant)
+    return found
 
 
 def _diff(store: TraceStore, args: argparse.Namespace) -> int:

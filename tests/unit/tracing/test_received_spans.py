@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.samples.agent_runs import MS, agent_run
@@ -141,3 +142,26 @@ def test_spans_that_hang_under_themselves_are_roots() -> None:
     first = ReceivedSpan(TRACE, SPAN, PARENT, "a", 1, 1, 2)
     second = ReceivedSpan(TRACE, PARENT, SPAN, "b", 1, 1, 2)
     assert {node.name for _, node in walk(run_tree([], [first, second]))} == {"a", "b"}
+
+
+def test_a_sub_agents_steps_hang_under_the_call_for_it() -> None:
+    records = agent_run()
+    asking = next(record for record in records if record.tool_calls)
+    call = asking.tool_calls[0]
+    assert asking.link is not None
+    below = [
+        replace(
+            record,
+            request_id=f"child-{record.request_id}",
+            link=structs.replace(
+                record.link, run_id="child", parent_run_id=asking.link.run_id, parent_call_id=call.id,
+                previous_request_id=None,
+            ),
+            tool_calls=(),
+            tool_results=(),
+        )
+        for record in records[:2]
+        if record.link is not None
+    ]  # fmt: skip
+    nodes = {node.id: node for _, node in walk(run_tree([*records, *below]))}
+    assert {nodes[record.request_id].parent_id for record in below} == {f"tool:{asking.request_id}:{call.id}"}
