@@ -18,7 +18,7 @@ import xxhash
 
 from gateway.policy.costs import EngineCosts, Rates
 from gateway.policy.load import Load, Reservation, total
-from gateway.policy.pricing import Asked, Held, Price, Surroundings, price
+from gateway.policy.pricing import Asked, Price, Surroundings, prices
 from tracing.record import Candidate, Decision
 
 __all__ = [
@@ -166,31 +166,20 @@ def decide(
     if not able:
         return None
     source = max(able, key=lambda at: views[at].hit_tokens[0]) if request.pulls else None
-    prices = _prices(views, request, source, now_s)
-    scores = policy.scores([views[at] for at in able], [prices[at] for at in able], request)
+    found = prices(views, request.asked, now_s, source)
+    scores = policy.scores([views[at] for at in able], [found[at] for at in able], request)
     least = min(scores)
     best = chance.choice([at for at, score in zip(able, scores, strict=True) if score == least])
-    chosen, fetch = views[best], prices[best].fetch
+    chosen, fetch = views[best], found[best].fetch
     return Decision(
         policy=policy.name,
         instance=chosen.instance,
-        candidates=tuple(map(_candidate, views, prices)),
+        candidates=tuple(map(_candidate, views, found)),
         predicted_hit_tokens=sum(chosen.hit_tokens),
         exact=hashed and chosen.exact,
         fetch_tokens=tuple(fetch) if fetch is not None else None,
         fetch_from=views[source].instance if source is not None and fetch is not None and fetch.peer else None,
     )
-
-
-def _prices(views: Sequence[InstanceView], request: Request, source: int | None, now_s: float) -> list[Price]:
-    mean_due = sum([view.around.due_rate for view in views]) / len(views)
-    busy = sum([view.load.busy_share for view in views]) / len(views)
-    pullable = views[source].hit_tokens[0] if source is not None else 0
-    asked, prices = request.asked, []
-    for at, view in enumerate(views):
-        held, pull = Held(*view.hit_tokens, view.pending_tokens), 0 if at == source else pullable
-        prices.append(price(view.load, held, asked, view.around, now_s, mean_due, busy, pull))
-    return prices
 
 
 def usable_hits(tier_blocks: Sequence[int], block_size: int, prompt_tokens: int) -> tuple[int, int, int, int]:

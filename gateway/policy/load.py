@@ -57,7 +57,8 @@ class Load:
 
     def prompt_s(self, new_tokens: int, context_tokens: int) -> float:
         """Return how long a prompt takes here now."""
-        return self.slowness * self.costs.prompt_s(new_tokens, context_tokens, self.context_tokens)
+        seconds = self.costs.prompt_s(new_tokens, context_tokens, self.context_tokens)
+        return seconds if -_SAME_PACE <= self.pace - 1 <= _SAME_PACE else seconds * self.pace
 
     def took(self, new_tokens: int, context_tokens: int, beside_tokens: float, seconds: float) -> None:
         """Learn from a prompt that was computed here in ``seconds``, its wait not counted."""

@@ -16,8 +16,9 @@ at this moment: an idle instance has nobody who would come, an unfilled cache no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from gateway.policy.costs import EngineCosts, Fetch
 from gateway.policy.load import Load
@@ -37,8 +38,6 @@ class Weights:
     further: float = 1.0
     reuse: float = 1.0
     decode: float = 0.25
-    beside: float = 1.0
-    stall: float = 1.0
     idle: float = 4.0
 
 
@@ -53,16 +52,6 @@ class Asked(NamedTuple):
     further_steps: float = 0.0
     mean_square_s: float = 0.0
     has_home: bool = False
-
-
-class Held(NamedTuple):
-    """What an instance has of the prompt, in tokens; ``coming``: what others are about to compute there."""
-
-    device: int
-    host: int = 0
-    disk: int = 0
-    pool: int = 0
-    coming: int = 0
 
 
 class Surroundings(NamedTuple):
@@ -85,60 +74,94 @@ class Price(NamedTuple):
     fetch: Fetch | None = None
 
 
-def price(
-    load: Load,
-    held: Held,
-    asked: Asked,
-    around: Surroundings,
-    now_s: float,
-    mean_due_rate: float = 0.0,
-    busy_share: float = 0.0,
-    pullable: int = 0,
-    *,
-    weights: Weights = WEIGHTS,
-) -> Price:
-    """Return the cheapest way to serve the request on this instance. O(1).
+class Offer(Protocol):
+    """One instance as it offers itself. ``hit_tokens``: device, host, disk, pool; ``pending_tokens``: what others are
+    about to compute there behind them."""
 
-    ``mean_due_rate`` and ``busy_share``: means over the fleet of the steps that are due a second, and of the time that
-    prompts are computed in. ``pullable``: leading tokens that could be had from another instance's device.
+    @property
+    def hit_tokens(self) -> tuple[int, int, int, int]:
+        """Of the prompt."""
+
+    @property
+    def pending_tokens(self) -> int:
+        """Of the prompt."""
+
+    @property
+    def load(self) -> Load:
+        """What was routed there."""
+
+    @property
+    def around(self) -> Surroundings:
+        """What else is known of it."""
+
+
+def prices(
+    offers: Sequence[Offer], asked: Asked, now_s: float, source: int | None = None, weights: Weights = WEIGHTS
+) -> list[Price]:
+    """Return for each instance the cheapest way to serve the request there. O(instances), a few µs each.
+
+    ``source``: the position of the instance whose device others can pull pages from; ``None`` where they can't.
     """
-    costs, prompt, output = load.costs, asked.prompt_tokens, asked.output_tokens
-    backlog_s = wait_s = load.backlog_s(now_s)
-    if around.capacity_tokens is not None and load.held_tokens + prompt + output > around.capacity_tokens:
-        wait_s += _memory_wait_s(load, prompt + output, around.capacity_tokens)
-    context = held.device + held.coming
-    new, fetch, beside = prompt - context, None, load.context_tokens
-    work_s, ready_s = load.prompt_s(new, context), 0.0
-    ttft_s = wait_s + work_s
-    if held.host or held.disk or held.pool:
-        slower = Fetch(held.host, held.disk, held.pool)
-        found = context + held.host + held.disk + held.pool
-        ready_s = max(load.link_free_s - now_s, 0.0) + costs.fetch_s(slower)
-        fetched_s = load.prompt_s(prompt - found, found)
-        if (then_s := max(wait_s, ready_s) + fetched_s) < ttft_s:
-            ttft_s, work_s, new, fetch = then_s, fetched_s, prompt - found, slower
-    if pullable > prompt - new + _LEAST_PULL_TOKENS:
-        pulled = Fetch(peer=pullable - context)
-        ready_s = max(load.link_free_s - now_s, 0.0) + costs.fetch_s(pulled)
-        fetched_s = load.prompt_s(prompt - pullable, pullable)
-        if (then_s := max(wait_s, ready_s) + fetched_s) < ttft_s:
-            ttft_s, work_s, new, fetch = then_s, fetched_s, prompt - pullable, pulled
-    cost_s = ttft_s
-    due = around.due_rate
-    rate = mean_due_rate + weights.own_share * (due - mean_due_rate)
-    cost_s += weights.arrivals * rate * work_s * (backlog_s + 0.5 * work_s)
-    if asked.further_steps:
-        further = min(asked.further_steps, _MOST_FURTHER_STEPS)
-        cost_s += weights.further * further * due * 0.5 * asked.mean_square_s
-    if asked.has_home:
-        cost_s += weights.moving * work_s
-    if around.reuse_odds:
-        cost_s += weights.reuse * around.reuse_odds * (prompt - held.device + output) * _token_s(costs, prompt)
-    if load.running:
-        contexts = beside + weights.beside * 0.5 * (prompt + 0.5 * output) * load.running
-        lost_s = output * costs.read_s * contexts + weights.stall * costs.stall_share * work_s * load.decoding
-        cost_s += weights.decode * (1 - busy_share) ** weights.idle * lost_s
-    return Price(cost_s, ttft_s, new, fetch)
+    count = len(offers)
+    mean_due = sum([offer.around.due_rate for offer in offers]) / count
+    idle_share = 1 - sum([offer.load.busy_share for offer in offers]) / count
+    pullable = offers[source].hit_tokens[0] if source is not None else 0
+    decode_weight = weights.decode * idle_share**weights.idle
+    prompt, output = asked.prompt_tokens, asked.output_tokens
+    further = weights.further * min(asked.further_steps, _MOST_FURTHER_STEPS) * 0.5 * asked.mean_square_s
+    moving = weights.moving if asked.has_home else 0.0
+    half_context = 0.5 * (prompt + 0.5 * output)
+    token_s = read_s = 0.0
+    of_costs = None
+    found = []
+    for at, offer in enumerate(offers):
+        load, hits, (due, odds, capacity) = offer.load, offer.hit_tokens, offer.around
+        if load.costs is not of_costs:
+            of_costs, read_s, token_s = load.costs, load.costs.read_s, _token_s(load.costs, prompt)
+        wait_s = backlog_s = load.backlog_s(now_s) if load.queued_s else 0.0
+        if capacity is not None and load.held_tokens + prompt + output > capacity:
+            wait_s += _memory_wait_s(load, prompt + output, capacity)
+        context = hits[0] + offer.pending_tokens
+        work_s, new, fetch = load.prompt_s(prompt - context, context), prompt - context, None
+        ttft_s = wait_s + work_s
+        if hits[1] or hits[2] or hits[3] or (at != source and pullable > context + _LEAST_PULL_TOKENS):
+            pulled = pullable if at != source else 0
+            ttft_s, work_s, new, fetch = _fetched(load, hits, context, pulled, prompt, wait_s, now_s)
+        rate = mean_due + weights.own_share * (due - mean_due)
+        cost_s = ttft_s + work_s * (moving + weights.arrivals * rate * (backlog_s + 0.5 * work_s)) + further * due
+        if odds:
+            cost_s += weights.reuse * odds * (prompt - hits[0] + output) * token_s
+        if load.running:
+            contexts = load.context_tokens + half_context * load.running
+            cost_s += decode_weight * output * read_s * contexts
+        found.append(Price(cost_s, ttft_s, new, fetch))
+    return found
+
+
+def _fetched(
+    load: Load,
+    hits: tuple[int, int, int, int],
+    context: int,
+    pullable: int,
+    prompt: int,
+    wait_s: float,
+    now_s: float,
+) -> tuple[float, float, int, Fetch | None]:
+    """Return the first token's time, the prompt's own, what is computed and what is read, the quickest way of three:
+    compute what is missing, read slower tiers, pull from a peer."""
+    link_s = max(load.link_free_s - now_s, 0.0)
+    work_s = load.prompt_s(prompt - context, context)
+    best: tuple[float, float, int, Fetch | None] = (wait_s + work_s, work_s, prompt - context, None)
+    slower = hits[1] + hits[2] + hits[3]
+    ways = [(context + slower, Fetch(hits[1], hits[2], hits[3]))] if slower else []
+    if pullable > context + slower + _LEAST_PULL_TOKENS:
+        ways.append((pullable, Fetch(peer=pullable - context)))
+    for there, fetch in ways:
+        work_s = load.prompt_s(prompt - there, there)
+        ttft_s = max(wait_s, link_s + load.costs.fetch_s(fetch)) + work_s
+        if ttft_s < best[0]:
+            best = ttft_s, work_s, prompt - there, fetch
+    return best
 
 
 def _token_s(costs: EngineCosts, prompt_tokens: int) -> float:
