@@ -128,7 +128,10 @@ def audit_entries(session: AccessSession, limit: int, before: int | None, subjec
         " WHERE seq < :before AND (:subject = '' OR subject = :subject) ORDER BY seq DESC LIMIT :limit",
         {"before": 2**62 if before is None else before, "subject": subject or "", "limit": limit},
     )
-    return [AuditEntry(*line[:6], detail=msgspec.json.decode(line[6])) for line in lines]
+    return [
+        AuditEntry(seq, at_ns, actor, source, action, about, msgspec.json.decode(detail))
+        for seq, at_ns, actor, source, action, about, detail in lines
+    ]
 
 
 def _list(text: str | None) -> tuple[str, ...] | None:

@@ -99,8 +99,8 @@ def _sum(files: Iterator[list[Family]] | Sequence[list[Family]]) -> list[Metric]
         for family in families:
             metrics.setdefault(family.name, Metric(family.name, family.text, family.kind))
             values = sums.setdefault(family.name, {})
-            for name, labels, value in family.samples:
-                at = (name, tuple(labels.items()))
+            for name, given, value in family.samples:
+                at = (name, tuple(given.items()))
                 values[at] = values.get(at, 0.0) + value
     for name, values in sums.items():
         for (sample, labels), value in values.items():

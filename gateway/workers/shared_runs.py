@@ -15,7 +15,8 @@ import msgspec
 from gateway.workers.mesh import Mesh
 from tracing.messages import MessageChain
 from tracing.record import RunLink
-from tracing.runs import MemoryOptions, RunEvidence, RunLinker
+from tracing.run_memory import MemoryOptions
+from tracing.runs import RunEvidence, RunLinker
 
 _MOST_LINKS = 1000
 """Of a long conversation so many of the newest messages are told, and the first one."""

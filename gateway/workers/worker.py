@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -49,7 +50,7 @@ class Worker:
 
         return changed
 
-    def _load_of(self, instance: str) -> object:
+    def _load_of(self, instance: str) -> Any:
         found = self._instances.get(instance)
         return None if found is None else found.load
 
