@@ -28,6 +28,7 @@ _HEADERS: Final = (
 """The header of the session; the one that tells agents within it apart, and the one that names the agent above; the
 header of the session above."""
 
+_NAMES: Final = frozenset(header for header, *_ in _HEADERS)
 _METADATA: Final = ("session_id", "conversation_id", "thread_id", "litellm_session_id")
 _CLAUDE_USER: Final = re.compile(r"^user_.+_session_([0-9a-f-]{36})$")
 
@@ -46,6 +47,8 @@ def session_of(headers: Mapping[str, str], values: Mapping[str, object] | None =
 
     ``values``: the body's members.
     """
+    if isinstance(headers, dict) and _NAMES.isdisjoint(headers):  # most requests, at the price of one look
+        return None if values is None else _in_body(values)
     for header, within, above, parent in _HEADERS:
         if (session := headers.get(header)) and _is_plain(session):
             agent = (headers.get(within) or "") if within is not None else ""
@@ -73,6 +76,8 @@ def _parent(
 
 
 def _in_body(values: Mapping[str, object]) -> Session | None:
+    if "conversation" not in values and "metadata" not in values:
+        return None
     conversation = values.get("conversation")
     if isinstance(conversation, Mapping):
         conversation = conversation.get("id")

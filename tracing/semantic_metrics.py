@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from opentelemetry.metrics import Histogram
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader
 from opentelemetry.sdk.resources import Resource
@@ -54,7 +55,7 @@ class SemanticMetrics:
         self._is_new = conventions is SemanticConventions.V0_1
         meter = self._provider.get_meter("keepwarm")
 
-        def seconds(name: str, text: str, buckets: Sequence[float] = _SECONDS):  # type: ignore[no-untyped-def]
+        def seconds(name: str, text: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
             return meter.create_histogram(name, "s", text, explicit_bucket_boundaries_advisory=buckets)
 
         client = "gen_ai.client.inference" if self._is_new else "gen_ai.client.operation"

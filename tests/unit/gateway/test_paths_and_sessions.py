@@ -37,3 +37,30 @@ def test_sessions_that_agents_name() -> None:
     assert len({name.key for name in names if name is not None}) == 4
     for odd in ("", "x" * (MAX_CHARS + 1), "a\nb", "\udcff"):
         assert session_of({"x-session-id": odd}) is None
+
+
+def test_sessions_in_bodies_and_the_agents_above() -> None:
+    user = '{"device_id": "d", "account_uuid": "", "session_id": "s"}'
+    header = session_of({"x-claude-code-session-id": "s"})
+    assert header is not None
+    assert session_of({}, {"metadata": {"user_id": user}}) == header
+    old = session_of({}, {"metadata": {"user_id": "user_ab_account__session_0f8fad5b-d9cb-469f-a165-70867728950e"}})
+    assert old is not None
+    assert old.name == "0f8fad5b-d9cb-469f-a165-70867728950e"
+    child = session_of({"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a"})
+    assert child is not None
+    assert (child.name, child.parent) == ("s", header.key)
+    code = session_of({"x-session-id": "c", "x-parent-session-id": "p"})
+    parent = session_of({"x-session-id": "p"})
+    assert code is not None
+    assert parent is not None
+    assert (code.parent, parent.parent) == (parent.key, None)
+    assert session_of({}, {"conversation": {"id": "conv_1"}}) == session_of({}, {"conversation": "conv_1"})
+    for odd in (
+        {"metadata": {"user_id": "jo"}},
+        {"metadata": 3},
+        {"conversation": 3},
+        {"metadata": {"user_id": "session {"}},
+        {},
+    ):
+        assert session_of({}, odd) is None
