@@ -284,7 +284,7 @@ class Attempter:
             if status != 200 or answer is None:
                 raise Lost(UpstreamUnusable("the prompt was not computed", code="prefill_failed"))
             error = ""
-            route.answered() if hasattr(route, "answered") else route.reservation.answered()
+            route.answered()
             self._fleet.request_answered(instance, route.ticket)
             return answer
         except ConnectFailed as failed:

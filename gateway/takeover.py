@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine_adapter.base import OPENAI_ENDPOINTS, Begun, Capabilities, Continuation
+from engine_adapter.base import OPENAI_ENDPOINTS, Begun, Capabilities, Continuation, whole_number
 from engine_adapter.prompt import EncodedPrompt, PromptEncoder
 from gateway.draft import Draft
 from gateway.fleet import Instance
@@ -73,8 +73,9 @@ class Takeover:
         seen, encoded = draft.reader.seen, _encoded(draft)
         text, reasoning, served = seen.text, seen.reasoning, draft.served_model
         measure = None
-        if text is not None and (text or reasoning):
-            measure = await prompts.run(served, lambda encoder: _measured(encoder, encoded, text, reasoning))
+        if text or (text is not None and reasoning):
+            said = text
+            measure = await prompts.run(served, lambda encoder: _measured(encoder, encoded, said, reasoning))
         return cls(ask, draft, measure)
 
     @property
@@ -146,20 +147,23 @@ class Takeover:
 
     def _limits(self) -> dict[str, object]:
         """Return the limits of what is left to say."""
-        values, said = self._ask.form.values, self._said_tokens()
-        left: dict[str, object] = {
-            name: limit - said for name in _LIMITS if type(limit := values.get(name)) is int and limit > said
-        }
-        if type(least := values.get("min_tokens")) is int:
+        said, least = self._said_tokens(), whole_number(self._ask.form.values.get("min_tokens"))
+        left: dict[str, object] = {name: limit - said for name, limit in self._told_limits().items()}
+        if least is not None:
             left["min_tokens"] = max(least - said, 0)
         return left
 
+    def _told_limits(self) -> dict[str, int]:
+        """Return the limits that the client set."""
+        told = {name: whole_number(self._ask.form.values.get(name)) for name in _LIMITS}
+        return {name: limit for name, limit in told.items() if limit is not None}
+
     def _has_room(self) -> bool:
         """Tell whether anything may be left to say: nobody but the engine knows how it ended at its limit."""
-        values, said = self._ask.form.values, self._said_tokens()
-        if self._ask.endpoint == "completions" and all(values.get(name) is None for name in _LIMITS):
+        limits = self._told_limits()
+        if self._ask.endpoint == "completions" and not limits:
             return False  # the engine has a limit of its own there, which would begin anew
-        return all(limit > said for name in _LIMITS if type(limit := values.get(name)) is int)
+        return all(limit > self._said_tokens() for limit in limits.values())
 
     def _goes_translated(self) -> bool:
         """Tell whether the client's answer is made of OpenAI's: an engine's own streams of other kinds go unread."""
@@ -167,7 +171,7 @@ class Takeover:
 
     def _has_arts(self) -> bool:
         values = self._ask.form.values
-        several = any(type(count := values.get(name)) is int and count > 1 for name in ("n", "best_of"))
+        several = any((whole_number(values.get(name)) or 1) > 1 for name in ("n", "best_of"))
         return several or any(values.get(name) not in (None, False, 0) for name in ("logprobs", "top_logprobs"))
 
     def _has_grammar(self) -> bool:

@@ -109,7 +109,7 @@ class KubernetesSource:
                 return _text(meta.get("resourceVersion"))
             more = {"limit": str(_PAGE), "continue": following}
 
-    async def _watch(self, session: aiohttp.ClientSession, version: str) -> AsyncGenerator[str]:
+    async def _watch(self, session: aiohttp.ClientSession, version: str) -> AsyncGenerator[str, None]:
         """Take in changes; yields the version behind each. Ends when the server ends the watch. Raises ``_Gone``."""
         options = self._options
         asked = {"watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true",

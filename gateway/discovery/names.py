@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import dns.asyncresolver
 import dns.exception
+import dns.nameserver
 import dns.resolver
+from dns.rdtypes.IN.SRV import SRV
 
 from gateway.discovery.base import DiscoveryError, Make, Place, Tell, named_by_place, specs_of
 
@@ -55,7 +57,7 @@ class NameSource:
             return [], options.period_s
         places, lives_s = list[Place](), float(answer.rrset.ttl if answer.rrset is not None else options.period_s)
         for record in answer:
-            if str(record.target) == ".":  # RFC 2782: decidedly not available
+            if not isinstance(record, SRV) or str(record.target) == ".":  # RFC 2782: decidedly not available
                 continue
             addresses, address_lives_s = await self._addresses(str(record.target))
             lives_s = min(lives_s, address_lives_s)
@@ -66,7 +68,7 @@ class NameSource:
         answers = await asyncio.gather(self._ask(name, "A"), self._ask(name, "AAAA"))
         found = [answer for answer in answers if answer is not None]
         lives_s = min((float(a.rrset.ttl) for a in found if a.rrset is not None), default=self._options.period_s)
-        return sorted({record.address for answer in found for record in answer}), lives_s
+        return sorted({record.to_text() for answer in found for record in answer}), lives_s
 
     async def _ask(self, name: str, kind: str) -> dns.resolver.Answer | None:
         """Return the answer, ``None`` for a name that has nothing of the kind. Raises ``DiscoveryError``."""
