@@ -1,0 +1,83 @@
+"""Details beside records, received spans, and stores of an older schema."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.samples.agent_runs import RunShape, agent_run, plain_record
+from tracing.detail import BreakKind, Comparison, PromptChange, Reproduction, StepDetail, decode_detail, encode_detail
+from tracing.errors import TraceStoreError
+from tracing.received import ReceivedSpan
+from tracing.store import TraceStore, TraceStoreOptions
+from tracing.store_schema import SCHEMA
+
+CHANGE = PromptChange(
+    BreakKind.UUID, "system", "messages[0].content", 1, 37, 1, 37, "a", "b", 1, 900, 1000, also=("x",)
+)
+
+
+def detail(request_id: str) -> StepDetail:
+    made = Reproduction("m", "w", "sglang 1", "e0", "chatml@1", 7, {"temperature": 0.5, "n": 1}, "p", "t", "s")
+    return StepDetail(request_id, Comparison.CHANGED, made, "before", CHANGE, ("seed",))
+
+
+def test_a_detail_comes_back_as_it_was_and_goes_with_its_record(tmp_path: Path) -> None:
+    assert decode_detail(encode_detail(detail("r"))) == detail("r")
+    store = TraceStore(tmp_path / "t.sqlite3", TraceStoreOptions(max_records=4, max_age_ns=None, retention_records=1))
+    records = [record for seed in range(3) for record in agent_run(RunShape(run_id=f"run-{seed}", seed=seed, steps=3))]
+    records = [replace(record, request_id=f"r{number}") for number, record in enumerate(records)]
+    for record in records:
+        store.append(record)
+        store.describe(detail(record.request_id))
+    store.describe(detail("nobody"))
+    assert store.flush(10)
+    kept = [record.request_id for record in store.recent(10)]
+    found = store.details([record.request_id for record in records])
+    assert kept
+    assert sorted(found) == sorted(kept)
+    assert store.detail(kept[-1]) == detail(kept[-1])
+    assert store.detail("nobody") is None
+    store.check()
+    store.close()
+
+
+def test_received_spans_are_bounded_and_sent_twice_are_one(tmp_path: Path) -> None:
+    options = TraceStoreOptions(max_spans=3, max_age_ns=None, retention_records=1)
+    store = TraceStore(tmp_path / "t.sqlite3", options)
+    records = agent_run()
+    assert records[0].link is not None
+    name = {"keepwarm.run.id": records[0].link.run_id}
+    for number in range(8):
+        span = ReceivedSpan("a" * 32, f"{number + 1:016x}", None, f"s{number}", 1, number, number, attributes=name)
+        assert store.receive("default", [span, span], time.time_ns() + number)
+    store.append(records[0])
+    assert store.flush(10)
+    store.append(records[1])
+    assert store.flush(10)
+    assert [span.name for span in store.spans_of(records)] == ["s5", "s6", "s7"]
+    store.close()
+
+
+def test_a_store_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "old.sqlite3"
+    old = sqlite3.connect(path)
+    old.executescript(SCHEMA.replace(",\n    detail BLOB", ""))
+    old.execute("PRAGMA user_version = 1")
+    old.commit()
+    old.close()
+    with pytest.raises(TraceStoreError, match="next start"):
+        TraceStore(path, read_only=True)
+    store = TraceStore(path, TraceStoreOptions(max_age_ns=None))
+    store.append(plain_record())
+    store.describe(detail("req-1"))
+    assert store.flush(10)
+    assert store.detail("req-1") == detail("req-1")
+    store.close()
+    reader = TraceStore(path, read_only=True)
+    assert reader.detail("req-1") is not None
+    reader.close()
