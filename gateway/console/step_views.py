@@ -143,6 +143,7 @@ class StepView:
     lines: tuple[LineView, ...]
     price_version: str
     policy: str | None
+    preferred: str | None
     prediction: str
     prediction_error: str
     exact: bool
@@ -202,6 +203,7 @@ def step_view(
         lines=_lines(record),
         price_version=charge.price_version,
         policy=decision.policy if decision else None,
+        preferred=decision.preferred if decision else None,
         prediction=count(decision.predicted_hit_tokens) if decision else NOTHING,
         prediction_error=_signed(decision.predicted_hit_tokens - usage.hit_tokens) if decision else NOTHING,
         exact=decision.exact if decision else False,
