@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from engine_adapter.errors import ConnectFailed
 from gateway.attempt import Attempter, Lost
@@ -32,7 +33,7 @@ from gateway.separation import Separation
 from gateway.takeover import Takeover
 
 _log = logging.getLogger(__name__)
-Trouble = Refused | ConnectFailed | Lost
+Trouble: TypeAlias = Refused | ConnectFailed | Lost
 
 
 @dataclass(frozen=True, slots=True)

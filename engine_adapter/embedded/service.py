@@ -61,7 +61,8 @@ class Generation:
         """
         previous_ns: int | None = None
         left = self._fold.given(self.call.given_ids)  # told with the first list, so that a failure until then is one
-        if self._fold.stopped:
+        was_stopped = self._fold.stopped
+        if was_stopped:
             yield left + self._fold.finish("stop")
             return
         while True:
