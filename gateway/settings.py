@@ -40,8 +40,9 @@ from gateway.errors import SettingsError
 ENVIRONMENT_PREFIX = "KEEPWARM_"
 CONFIG_VARIABLE = "KEEPWARM_CONFIG"
 
-_NOT_SETTINGS = re.compile(r"KEEPWARM_(CONFIG$|(\w+_)?PYTHON$|TORCH|SERVICE_(HOST|PORT)|PORT(_|$))")
-"""Variables of the scripts here, and those that Kubernetes puts beside a service that is called ``keepwarm``."""
+_NOT_SETTINGS = re.compile(r"KEEPWARM_(CONFIG$|(\w+_)?PYTHON$|TORCH|PAGES_|SERVICE_(HOST|PORT)|PORT(_|$))")
+"""Variables of the scripts here and of pages at rest (``kvstore.at_rest``), and those that Kubernetes puts beside a
+service that is called ``keepwarm``."""
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
