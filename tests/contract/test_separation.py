@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def computed(cached: int = 8, **more: Any) -> Script:
 
 @pytest.mark.parametrize("streams", [False, True])
 async def test_sglang_gets_both_requests_at_once_with_one_room(streams: bool, tmp_path: Path) -> None:
-    detail = {"sglext": {"cached_tokens_details": {"device": 6, "host": 2}}}
+    detail: Json = {"sglext": {"cached_tokens_details": {"device": 6, "host": 2}}}
     async with separated(tmp_path, "sglang") as ((prefill,), (decode,), client):
         met = asyncio.Event()
         prefill.script = Script(**{**computed(**detail).__dict__, "wait_for": met})
@@ -193,7 +194,7 @@ async def test_one_half_alone_answers_nothing(tmp_path: Path) -> None:
         assert not prefill.asked
 
 
-async def test_the_engine_with_the_prefix_computes_it_and_the_one_with_least_to_do_decodes(tmp_path: Path) -> None:
+async def test_the_engine_with_the_least_to_do_decodes(tmp_path: Path) -> None:
     async with separated(tmp_path, "vllm", prefills=2, decodes=2) as (prefills, decodes, client):
         gate = asyncio.Event()
         for prefill in prefills:
@@ -203,10 +204,26 @@ async def test_the_engine_with_the_prefix_computes_it_and_the_one_with_least_to_
                 events=[event(chunk({"content": "x"})), *stream(["y"])], pause=lambda n: gate if n == 1 else None
             )
         waiting = [asyncio.create_task(_read(client, stream=True)) for _ in range(6)]
-        await asyncio.gather(*(decode.until(lambda decode=decode: decode.in_flight == 3) for decode in decodes))
+        await asyncio.gather(*(decode.until(partial(_has_three, decode)) for decode in decodes))
         gate.set()
         await asyncio.gather(*waiting)
         assert [len(decode.asked) for decode in decodes] == [3, 3]
+
+
+async def test_the_engine_that_has_the_prefix_computes_the_prompt(tmp_path: Path) -> None:
+    async with separated(tmp_path, "vllm", prefills=2, decodes=2) as (prefills, decodes, client):
+        for prefill in prefills:
+            prefill.script = computed(kv_transfer_params=KEPT)
+        for decode in decodes:
+            decode.script = Script(events=stream(["y"]))
+        long = [{"role": "user", "content": " ".join(f"word{n}" for n in range(3000))}]
+        for _ in range(5):
+            await _read(client, stream=True, messages=long)
+        assert sorted(len(prefill.asked) for prefill in prefills) == [0, 5]
+
+
+def _has_three(engine: ScriptedEngine) -> bool:
+    return engine.in_flight == 3
 
 
 async def _read(client: Client, **body: Any) -> bytes:

@@ -86,7 +86,7 @@ async def storm(home: Path, requests: int, seed: int) -> Json:
         engines = [await stack.enter_async_context(ScriptedEngine()) for _ in range(3)]
         for number, engine in enumerate(engines):
             engine.script_for = Moods(random.Random(seed + number + 1)).script
-        settings = {
+        settings: Json = {
             "stream": {"idle_timeout_s": 0.2, "first_byte_timeout_s": 2.0},
             "retry": {"repeats": True},
             "health": {"interval_s": 0.1, "timeout_s": 2.0},

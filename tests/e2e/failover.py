@@ -169,7 +169,7 @@ async def scene(client: Client, way: Disturbance, alone: list[Stream], tokens: i
     await asyncio.gather(*tasks)
     returned_s = await _recovery(client, way)
     records = {record.request_id: record for record in client.stored()}
-    hurt, others = [], []
+    hurt, others = list[Stream](), list[Stream]()
     for stream in streams:
         (hurt if stream.instance == way.instance and stream.times[-1] > struck_s else others).append(stream)
     went_on = [stream for stream in hurt if len(records[stream.request_id].attempts) > 1]
