@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Mapping
+from functools import partial
 
 from prometheus_client import Counter
 
@@ -15,6 +17,7 @@ from billing.shelf import PriceShelf
 from billing.usage import with_inferred_tiers
 from gateway.draft import Draft, Settled
 from gateway.errors import LedgerFull
+from gateway.protocols.base import AnswerReader, Ask
 from tracing.errors import UnstorableRecord
 from tracing.export import SpanExport
 from tracing.metrics import Metrics
@@ -73,7 +76,7 @@ class Recorder:
             self._keep(record)
         self._metrics.observe(record)
         if self._spans is not None:
-            self._spans.export(record)
+            self._spans.export(record, None if draft.ask is None else partial(_said, draft.ask, draft.reader))
         _access.info("%s", access_line(record))
         return record
 
@@ -168,6 +171,18 @@ def _usage_of(draft: Draft) -> tuple[Usage, tuple[str, ...]]:
         return draft.recovered_usage(), ()
     usage = with_inferred_tiers(reading.usage, predicted) if any(predicted := draft.predicted_hits()) else reading.usage
     return usage, tuple(str(problem) for problem in reading.problems)
+
+
+def _said(ask: Ask, reader: AnswerReader | None) -> tuple[str, str]:
+    """Return a request and its answer as text, for spans that may show them."""
+    values = (ask.native or ask.translated).form.values
+    asked = next((values[name] for name in ("messages", "input", "prompt") if name in values), "")
+    answered = None if reader is None else reader.seen.message()
+    return _text(asked), _text(answered)
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False) if value else ""
 
 
 def access_line(record: RequestRecord) -> str:

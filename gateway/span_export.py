@@ -8,6 +8,7 @@ from opentelemetry.sdk.resources import Resource
 
 from gateway.settings import Settings
 from tracing.attributes import SemanticConventions
+from tracing.content import ContentPolicy
 from tracing.export import SpanExport, SpanExportOptions, otlp_exporter, otlp_metric_reader
 from tracing.semantic_metrics import SemanticMetrics
 
@@ -22,7 +23,11 @@ def span_export(settings: Settings) -> SpanExport | None:
         return None
     endpoint, protocol = tracing.otlp_endpoint, tracing.otlp_protocol
     headers = {name: value.get_secret_value() for name, value in tracing.otlp_headers.items()}
-    options = SpanExportOptions(SemanticConventions(tracing.conventions), service_version=_version())
+    options = SpanExportOptions(
+        SemanticConventions(tracing.conventions),
+        service_version=_version(),
+        content=ContentPolicy(tracing.content),
+    )
 
     def metrics(resource: Resource) -> SemanticMetrics:
         reader = otlp_metric_reader(endpoint, protocol=protocol, headers=headers)

@@ -59,6 +59,21 @@ def is_content(attribute: str) -> bool:
     return _CONTENT.search(attribute) is not None
 
 
+def said_attributes(asked: str, answered: str, policy: ContentPolicy) -> dict[str, str]:
+    """Return the span attributes of what was asked and answered, in both conventions' names, as far as policy goes.
+
+    Digests have names of our own: a backend would take them for words.
+    """
+    found: dict[str, str] = {}
+    for text, side in ((asked, "input"), (answered, "output")):
+        is_digest = policy is ContentPolicy.HASHED
+        names = (f"keepwarm.{side}.digest",) if is_digest else (f"gen_ai.{side}.messages", f"{side}.value")
+        value = content_value(text, policy) if text else None
+        if value is not None:
+            found |= dict.fromkeys(names, value.encode("utf-8", "replace").decode("utf-8"))
+    return found
+
+
 def content_value(text: str, policy: ContentPolicy) -> str | None:
     """Return what may be kept of a text, bounded; ``None``: nothing."""
     match policy:

@@ -13,7 +13,7 @@ import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from opentelemetry.sdk.resources import Resource
@@ -24,6 +24,7 @@ from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 from opentelemetry.trace import SpanKind as OtelSpanKind
 
 from tracing.attributes import SemanticConventions
+from tracing.content import ContentPolicy, said_attributes
 from tracing.errors import ExportUnavailable
 from tracing.record import RequestRecord
 from tracing.semantic_metrics import SemanticMetrics
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter, MetricReader
 
 _log = logging.getLogger(__name__)
+
+Said = Callable[[], tuple[str, str]]
+"""Tells what was asked and what was answered."""
+
+_Item = tuple[RequestRecord, Said | None] | threading.Event | None
 _KINDS: Final = {
     SpanKind.SERVER: OtelSpanKind.SERVER,
     SpanKind.CLIENT: OtelSpanKind.CLIENT,
@@ -51,6 +57,7 @@ class SpanExportOptions:
     queue_spans: int = 8192
     batch_spans: int = 512
     delay_s: float = 1.0
+    content: ContentPolicy = ContentPolicy.OFF  # what of prompts and answers stands on the span of the model call
     remembered_records: int = 4096  # a step's tools are known when the next step comes
     resource: Mapping[str, str] = field(default_factory=dict)
 
@@ -145,14 +152,17 @@ class SpanExport:
         self._metrics = None if metrics is None else metrics(self._resource)
         self._remembered: OrderedDict[str, RequestRecord] = OrderedDict()
         self.dropped = 0  # records that found the queue full
-        self._queue: queue.Queue[RequestRecord | threading.Event | None] = queue.Queue(self._options.queue_records)
+        self._queue: queue.Queue[_Item] = queue.Queue(self._options.queue_records)
         self._thread = threading.Thread(target=self._run, name="keepwarm-spans", daemon=True)
         self._thread.start()
 
-    def export(self, record: RequestRecord) -> None:
-        """Queue a finished request for its spans and those of the tools that ran since the step before it."""
+    def export(self, record: RequestRecord, said: Said | None = None) -> None:
+        """Queue a finished request for its spans and those of the tools that ran since the step before it.
+
+        ``said``: what was asked and answered, called in the thread, and only where the content policy wants it.
+        """
         try:
-            self._queue.put_nowait(record)
+            self._queue.put_nowait((record, said))
         except queue.Full:
             self.dropped += 1
 
@@ -162,12 +172,14 @@ class SpanExport:
                 item.set()
                 continue
             try:
-                self._export(item)
+                self._export(*item)
             except Exception:  # the thread's boundary: one odd record must not end the export
-                _log.exception("no spans of %s", item.request_id)
+                _log.exception("no spans of %s", item[0].request_id)
 
-    def _export(self, record: RequestRecord) -> None:
+    def _export(self, record: RequestRecord, said: Said | None) -> None:
         values = list(request_spans(record, self._options.conventions))
+        if said is not None and self._options.content is not ContentPolicy.OFF:
+            values = _with_content(values, said, self._options.content)
         previous = self._remembered.get(record.link.previous_request_id or "") if record.link else None
         if previous is not None:
             values += tool_spans(previous, record)
@@ -204,6 +216,15 @@ class SpanExport:
                 self._metrics.close(timeout_s)
 
         return _within(close, timeout_s)
+
+
+def _with_content(values: list[SpanValue], said: Said, policy: ContentPolicy) -> list[SpanValue]:
+    """The same spans, the one of the model call that answered with what was said."""
+    last = max((n for n, value in enumerate(values) if value.kind is SpanKind.CLIENT), default=None)
+    if last is not None:
+        told = said_attributes(*said(), policy)
+        values[last] = replace(values[last], attributes={**values[last].attributes, **told})
+    return values
 
 
 def otel_span(value: SpanValue, resource: Resource, scope: InstrumentationScope) -> ReadableSpan:

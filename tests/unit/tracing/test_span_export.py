@@ -20,6 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.samples.agent_runs import agent_run, plain_record
+from tracing.content import ContentPolicy
 from tracing.export import SpanExport, SpanExportOptions, otlp_exporter
 from tracing.record import Outcome
 from tracing.spans import request_spans, tool_spans
@@ -166,3 +167,30 @@ def test_a_full_queue_drops_and_counts() -> None:
     blocked.set()
     exporter.release.set()
     assert export.close(30)
+
+
+@pytest.mark.parametrize("policy", list(ContentPolicy))
+def test_what_was_said_stands_on_the_call_as_far_as_policy_goes(policy: ContentPolicy) -> None:
+    exporter = InMemorySpanExporter()
+    export = SpanExport(exporter, SpanExportOptions(content=policy))
+    export.export(plain_record(), lambda: ('"write to jo@example.com"', "\ud800 fine"))
+    assert export.flush(30)
+    spans = exporter.get_finished_spans()
+    assert export.close(30)
+    (attributes,) = [dict(span.attributes) for span in spans if span.kind is SpanKind.CLIENT]
+    shown = attributes.get("gen_ai.input.messages")
+    assert (shown is not None) == policy.shows_words
+    assert ("keepwarm.input.digest" in attributes) == (policy is ContentPolicy.HASHED)
+    if shown is not None:
+        assert ("jo@example.com" in str(shown)) == (policy is ContentPolicy.FULL)
+        assert attributes["output.value"] == "? fine"
+    others = [dict(span.attributes) for span in spans if span.kind is not SpanKind.CLIENT]
+    assert not any("input" in name for each in others for name in each)
+
+
+def test_nothing_is_read_where_nothing_may_be_said() -> None:
+    export = SpanExport(InMemorySpanExporter())
+    asked: list[int] = []
+    export.export(plain_record(), lambda: (str(asked.append(1)), ""))
+    assert export.close(30)
+    assert asked == []
