@@ -85,6 +85,8 @@ class KeyKeeper:
 
     def _away(self, error: AccessError) -> None:
         """Say it once, and stop trusting what is known after the limit."""
+        if self._version is None:  # nobody knows whether there are keys: then nobody is let in without one
+            self._ring.replace((), self._fixed, is_used=True)
         if not self._is_away:
             self._is_away = True
             _log.error("the store of keys cannot be read; what is known of it holds: %s", error)
