@@ -86,7 +86,7 @@ def decode_span(body: bytes) -> ReceivedSpan:
 
 def read_protobuf(body: bytes, policy: ContentPolicy) -> tuple[list[ReceivedSpan], int]:
     """Return the spans of an ``ExportTraceServiceRequest`` and how many were left out. Raises ``UnreadableSpans``."""
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     try:
@@ -135,7 +135,8 @@ def read_json(body: bytes, policy: ContentPolicy) -> tuple[list[ReceivedSpan], i
             for span in _objects(scope.get("spans")):
                 total += 1
                 status = span.get("status")
-                failed = isinstance(status, dict) and status.get("code") in (_ERROR, "STATUS_CODE_ERROR")
+                told = status if isinstance(status, dict) else {}
+                failed = told.get("code") in (_ERROR, "STATUS_CODE_ERROR")
                 made = _span(
                     span.get("traceId"),
                     span.get("spanId"),
@@ -146,7 +147,7 @@ def read_json(body: bytes, policy: ContentPolicy) -> tuple[list[ReceivedSpan], i
                     span.get("endTimeUnixNano"),
                     service if isinstance(service, str) else "",
                     _members(span.get("attributes")),
-                    str(status.get("message") or "error") if failed else None,
+                    str(told.get("message") or "error") if failed else None,
                     policy,
                 )
                 if made is not None and len(found) < MAX_SPANS:
