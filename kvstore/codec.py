@@ -24,19 +24,41 @@ from kvstore.page import PageKey, PageMeta
 RECORD_VERSION = 1
 """Bump it when the content of a record changes; older records are then refused with reason "format"."""
 
+FORMED_VERSION = 2
+"""Of records of pages that lie in another form than the layout's: refused by those who only know version 1."""
+
 _MAGIC = b"KWPG"
 _PREFIX = struct.Struct("<4sHIQ")
 PREFIX_BYTES = _PREFIX.size
 
 
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """What a page is encrypted with; see ``kvstore.encryption``."""
+
+    key_id: bytes
+    salt: bytes
+    number: int
+    tag: bytes  # of the page's bytes
+    secret: bytes  # the checksum and the meta that the header does not tell
+
+
+class StoredForm(msgspec.Struct, frozen=True, array_like=True):
+    """What was done to a page's bytes before they were stored: made narrow, then encrypted, or one of the two."""
+
+    length: int  # of what is stored
+    narrow: str = ""  # in what; "": as the layout says
+    envelope: Envelope | None = None
+
+
 class PageHeader(msgspec.Struct, frozen=True, array_like=True):
-    """What every stored page says of itself."""
+    """What every stored page says of itself. ``checksum`` is of the bytes in their form, before encryption."""
 
     key: bytes
-    length: int
+    length: int  # of the page, in the layout's form
     checksum: int
     meta: PageMeta
     expires_at_s: int = 0  # of the wall clock; 0: never
+    form: StoredForm | None = None  # None: the page as it is
 
 
 class IndexRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -59,7 +81,7 @@ def checksum(data: memoryview | bytes) -> int:
 def seal(key: PageKey, record: msgspec.Struct) -> bytes:
     """Return the record as bytes that ``unseal`` accepts under the same key only."""
     content = msgspec.msgpack.encode(record)
-    return _PREFIX.pack(_MAGIC, RECORD_VERSION, len(content), _seal_of(key, content)) + content
+    return _PREFIX.pack(_MAGIC, _version_of(record), len(content), _seal_of(key, content)) + content
 
 
 def unseal(key: PageKey, data: memoryview | bytes, kind: type[RecordT]) -> tuple[RecordT, int]:
@@ -69,7 +91,7 @@ def unseal(key: PageKey, data: memoryview | bytes, kind: type[RecordT]) -> tuple
     magic, version, length, seal_hash = _PREFIX.unpack_from(data)
     if magic != _MAGIC:
         raise RecordError("record")
-    if version != RECORD_VERSION:
+    if version not in (RECORD_VERSION, FORMED_VERSION):
         raise RecordError("format")
     end = PREFIX_BYTES + length
     content = bytes(data[PREFIX_BYTES:end])
@@ -94,6 +116,11 @@ def sealed_length(data: memoryview | bytes) -> int:
     if len(data) < PREFIX_BYTES or bytes(data[:4]) != _MAGIC:
         return 0
     return PREFIX_BYTES + int(_PREFIX.unpack_from(data)[2])
+
+
+def _version_of(record: msgspec.Struct) -> int:
+    header = record.header if isinstance(record, IndexRecord) else record
+    return FORMED_VERSION if isinstance(header, PageHeader) and header.form is not None else RECORD_VERSION
 
 
 def _seal_of(key: PageKey, content: bytes) -> int:

@@ -12,18 +12,23 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from kvstore.codec import IndexRecord, PageHeader, checksum, sealed_length, unseal
-from kvstore.errors import MediumError, RecordError
+from kvstore.codec import PageHeader, unseal
+from kvstore.errors import MediumError, MediumInUse, RecordError
 from kvstore.memory import page_rows
-from kvstore.page import Namespace, PageMeta
+from kvstore.page import Namespace, PageMeta, key_fingerprint
+from kvstore.page_forms import StoredReader
 from kvstore.tiers.disk import lock_folder
+from kvstore.tiers.disk_status import DiskStatus, read_status
 from kvstore.tiers.pool import POOL_PREFIX, named_key
 from kvstore.tiers.pool_client import SCAN_NAMES, PoolClient
 from kvstore.tiers.pool_topology import PoolOptions
 from kvstore.tiers.slab import HEADER_BYTES, SLAB_NAME, read_slab_header
 from kvstore.tiers.slab_index import INDEX_NAME, SlabIndex
+
+if TYPE_CHECKING:
+    from kvstore.encryption import KeyRing
 
 _VALUES_AT_ONCE = 16
 ItemT = TypeVar("ItemT")
@@ -39,6 +44,8 @@ class Contents:
     layouts: Counter[str] = field(default_factory=Counter)  # pages by fingerprint, in hex
     namespaces: Counter[Namespace] = field(default_factory=Counter)
     bad: Counter[str] = field(default_factory=Counter)
+    hidden: Counter[str] = field(default_factory=Counter)  # pages under keys that are not here, by the key's id
+    in_use: DiskStatus | None = None  # what the process says that has it open, instead of a look inside
 
     def add(self, fingerprint: bytes, length: int, meta: PageMeta) -> None:
         """Count a good page."""
@@ -48,12 +55,21 @@ class Contents:
         self.namespaces[meta.namespace] += 1
 
 
-def disk_contents(folder: Path, *, verify: bool) -> Contents:
-    """Read a disk tier's index, and with ``verify`` every page. Raises ``MediumError`` (also while it is in use)."""
+def disk_contents(folder: Path, *, verify: bool, keys: KeyRing | None = None) -> Contents:
+    """Read a disk tier's index, and with ``verify`` every page. Raises ``MediumError``.
+
+    Of a tier that is in use it returns what its process tells, up to a second old; with ``verify`` it raises.
+    """
     contents = Contents(str(folder))
     if not (folder / SLAB_NAME).is_file():
         raise MediumError(f"there is no disk tier in {folder}")
-    lock_fd = lock_folder(folder)
+    try:
+        lock_fd = lock_folder(folder)
+    except MediumInUse:
+        status = None if verify else read_status(folder)
+        if status is None:
+            raise
+        return _told(folder, status)
     try:
         with (folder / SLAB_NAME).open("rb") as slab:
             try:
@@ -67,14 +83,18 @@ def disk_contents(folder: Path, *, verify: bool) -> Contents:
             finally:
                 index.close()
             contents.bad.update(refused.values())
-            buffer = memoryview(page_rows(1, header.page_bytes)[0])
+            row = memoryview(page_rows(1, header.page_bytes)[0])
+            reader = StoredReader(keys, header.page_bytes)
             for record in records:
                 if record.generation != header.generation:
                     contents.bad["generation"] += 1
-                elif verify and (problem := _page_problem(slab.fileno(), record, buffer)):
-                    contents.bad[problem] += 1
-                else:
-                    contents.add(header.fingerprint, record.header.length, record.header.meta)
+                    continue
+                told = record.header
+                stored = None
+                if verify:
+                    moved = os.preadv(slab.fileno(), [row], HEADER_BYTES + record.slot * len(row))
+                    stored = row[: min(moved, told.length if told.form is None else told.form.length)]
+                _count(contents, reader, told, stored)
     except OSError as error:
         raise MediumError(f"{folder}: {error.strerror}") from error
     finally:
@@ -96,10 +116,11 @@ def clear_disk(folder: Path) -> None:
         os.close(lock_fd)
 
 
-def pool_contents(url: str, *, verify: bool) -> Contents:
+def pool_contents(url: str, *, verify: bool, keys: KeyRing | None = None) -> Contents:
     """Read the head of every page in a pool, and with ``verify`` every page. Raises ``MediumError``."""
     with _Pool(url) as client:
         contents = Contents(url)
+        reader = StoredReader(keys, 0)
         for names in _batches(client.names(POOL_PREFIX), _VALUES_AT_ONCE if verify else SCAN_NAMES):
             words = (b"0", b"-1") if verify else (b"0", b"4095")
             for name, value in zip(names, client.ask(b"GETRANGE", names, *words), strict=True):
@@ -112,13 +133,7 @@ def pool_contents(url: str, *, verify: bool) -> Contents:
                 except RecordError as error:
                     contents.bad[error.reason] += 1
                     continue
-                data = memoryview(value)[sealed_length(value) :]
-                if verify and len(value) != start + header.length:
-                    contents.bad["length"] += 1
-                elif verify and checksum(data) != header.checksum:
-                    contents.bad["checksum"] += 1
-                else:
-                    contents.add(key[:16], header.length, header.meta)
+                _count(contents, reader, header, memoryview(value)[start:] if verify else None)
         if not client.available:
             raise MediumError(f"{url} stopped answering")
         return contents
@@ -149,12 +164,27 @@ class _Pool:
         self._client.close()
 
 
-def _page_problem(fd: int, record: IndexRecord, buffer: memoryview) -> str:
-    if record.header.length != len(buffer):
-        return "length"
-    if os.preadv(fd, [buffer], HEADER_BYTES + record.slot * len(buffer)) != len(buffer):
-        return "length"
-    return "" if checksum(buffer) == record.header.checksum else "checksum"
+def _count(contents: Contents, reader: StoredReader, told: PageHeader, stored: memoryview | None) -> None:
+    """Count a page by what its header tells, and where its bytes are given, by whether they are right."""
+    try:
+        header = reader.open(told)
+        if stored is not None:
+            reader.verify(header, stored)
+    except RecordError as error:
+        if error.reason == "unknown_key" and told.form is not None and told.form.envelope is not None:
+            contents.hidden[told.form.envelope.key_id.hex()] += 1
+        else:
+            contents.bad[error.reason] += 1
+        return
+    contents.add(key_fingerprint(header.key), header.length, header.meta)
+
+
+def _told(folder: Path, status: DiskStatus) -> Contents:
+    contents = Contents(str(folder), status.pages, status.pages * status.page_bytes, in_use=status)
+    contents.layouts[status.layout] = status.pages
+    for salt, adapter, pages in status.namespaces or ():
+        contents.namespaces[Namespace(salt, adapter)] = pages
+    return contents
 
 
 def _batches(items: Iterable[ItemT], size: int) -> Iterator[list[ItemT]]:

@@ -117,6 +117,10 @@ class SlotTable:
             evicted.append(victim)
         return max(0, min(count, quota - len(self._of.get(namespace, {})))), evicted
 
+    def counts(self) -> dict[Namespace, int]:
+        """Return how many pages each namespace has."""
+        return {namespace: len(keys) for namespace, keys in self._of.items()}
+
     def keys_of(self, namespace: Namespace) -> list[PageKey]:
         """Return the pages of a namespace, oldest publication first."""
         return list(self._of.get(namespace, {}))

@@ -1,7 +1,8 @@
 """``keepwarm store``: what page tiers on disk and in a pool hold, whether it is whole, and how to be rid of it.
 
-Without ``--disk`` and ``--pool`` it is the disk tiers of the home's embedded engines. A disk tier that an engine has
-open is refused: ask that engine's ``/metrics``.
+Without ``--disk`` and ``--pool`` it is the disk tiers of the home's embedded engines. Of a disk tier that an engine has
+open, ``stat`` shows what the engine tells of it, and the others refuse. Encrypted pages are looked into with the keys
+that the environment names (``kvstore.at_rest``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from gateway.commands.report import settings_of
 from gateway.errors import SettingsError
+from kvstore.at_rest import at_rest_from_environment
 from kvstore.errors import StoreError
 from kvstore.inspection import Contents, clear_disk, clear_pool, disk_contents, pool_contents
 from kvstore.tiers.pool_url import without_secret
@@ -70,8 +72,10 @@ def _home_folders(args: argparse.Namespace) -> list[Path]:
 def _look(args: argparse.Namespace, place: Path | str) -> Contents | None:
     """Look at one place, or clear it and say so. Raises ``StoreError``."""
     if args.action != "clear":
-        verify = args.action == "verify"
-        return disk_contents(place, verify=verify) if isinstance(place, Path) else pool_contents(place, verify=verify)
+        verify, keys = args.action == "verify", at_rest_from_environment().keys
+        if isinstance(place, Path):
+            return disk_contents(place, verify=verify, keys=keys)
+        return pool_contents(place, verify=verify, keys=keys)
     if isinstance(place, Path):
         clear_disk(place)
         print(f"{place}: cleared")
@@ -82,16 +86,24 @@ def _look(args: argparse.Namespace, place: Path | str) -> Contents | None:
 
 def _text(contents: Contents, *, verified: bool) -> str:
     lines = [f"{_name(contents)}: {contents.pages} pages, {contents.page_bytes / 1e6:,.1f} MB"]
+    if contents.in_use is not None:
+        status = contents.in_use
+        lines[0] += (
+            f" of {status.capacity_pages}, in use by process {status.pid}, which said so {status.age_s:.0f} s ago"
+        )
     if verified:
         lines[0] += ", each read and right"
     lines += [f"  layout {layout}: {pages} pages" for layout, pages in contents.layouts.most_common()]
     for namespace, pages in contents.namespaces.most_common():
         lines.append(f"  salt {namespace.salt or '-'}, adapter {namespace.adapter or '-'}: {pages} pages")
+    for key_id, pages in contents.hidden.most_common():
+        lines.append(f"  under key {key_id}, which is not here: {pages} pages, not looked into")
     lines += [f"  BAD ({reason}): {pages}, never served" for reason, pages in contents.bad.most_common()]
     return "\n".join(lines)
 
 
 def _json(contents: Contents) -> dict[str, object]:
+    status = contents.in_use
     return {
         "where": _name(contents),
         "pages": contents.pages,
@@ -99,6 +111,8 @@ def _json(contents: Contents) -> dict[str, object]:
         "layouts": contents.layouts,
         "namespaces": [{**namespace._asdict(), "pages": pages} for namespace, pages in contents.namespaces.items()],
         "bad": contents.bad,
+        "hidden": contents.hidden,
+        "in_use": None if status is None else {"pid": status.pid, "told_at_s": status.told_at_s},
     }
 
 

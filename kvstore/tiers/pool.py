@@ -20,6 +20,7 @@ from kvstore.breaker import Breaker
 from kvstore.codec import PageHeader, checksum, seal, sealed_length, unseal, verify_header
 from kvstore.errors import RecordError
 from kvstore.page import KEY_BYTES, Namespace, PageKey, PageLayout, PageMeta, Tier, key_fingerprint
+from kvstore.page_forms import PageForms, Workshop, forms_of
 from kvstore.policy import EvictionPolicy
 from kvstore.retention import RetentionRules
 from kvstore.tiers.base import Found, OnChange, Page, PagesRemoved, PagesStored
@@ -32,6 +33,8 @@ from kvstore.tiers.slotted import Fault, SlottedTier, check_buffers
 
 POOL_PREFIX = b"keepwarm:"
 _HEADER_GUESS_BYTES = 1024
+_OTHERS = ("unavailable", "form", "unknown_key")
+"""Why a page is a miss that is good for somebody else: left where it is."""
 
 
 class PoolTier(SlottedTier):
@@ -61,6 +64,7 @@ class PoolTier(SlottedTier):
             clock=clock,
         )
         self.options = options if options is not None else PoolOptions()
+        self._forms = forms_of(layout, self.options.at_rest)
         self._server = PoolClient(url, self.options)
         self._prefix = POOL_PREFIX + self._fingerprint.hex().encode() + b":"
         self._debts = ForgetDebts(
@@ -83,17 +87,35 @@ class PoolTier(SlottedTier):
         known = self._publications(keys)
         answers: list[Found | str] = ["fingerprint"] * len(keys)
         ours = [place for place, key in enumerate(keys) if key_fingerprint(key) == self._fingerprint]
-        values = self._server.get(
-            [self._name(keys[place]) for place in ours],
-            [out[place] for place in ours],
-            self.options.read_s.deadline_s(len(ours) * self.page_bytes),
-        )
-        for place, value in zip(ours, values, strict=True):
-            answers[place] = self._accept(keys[place], value, out[place])
+        deadline_s = self.options.read_s.deadline_s(len(ours) * self.page_bytes)
+        if self._forms is not None:
+            self._get_formed(keys, out, ours, answers, self._forms, deadline_s)
+        else:
+            names, rows = [self._name(keys[place]) for place in ours], [out[place] for place in ours]
+            for place, value in zip(ours, self._server.get(names, rows, deadline_s), strict=True):
+                answers[place] = self._accept(keys[place], value, out[place])
         self._settle_reads(keys, answers, known)
         with self._lock:
             self._stats.get_latency.observe(time.perf_counter_ns() - began_ns)
         return [answer if isinstance(answer, Found) else None for answer in answers]
+
+    def _get_formed(
+        self,
+        keys: Sequence[PageKey],
+        out: Sequence[memoryview],
+        ours: Sequence[int],
+        answers: list[Found | str],
+        forms: PageForms,
+        deadline_s: float,
+    ) -> None:
+        """Read where pages are stored in forms of their own: through memory of ours."""
+        with forms.reader() as workshop:
+            for start in range(0, len(ours), len(workshop.rows)):
+                part = ours[start : start + len(workshop.rows)]
+                rows = workshop.rows[: len(part)]
+                values = self._server.get([self._name(keys[place]) for place in part], rows, deadline_s)
+                for place, row, value in zip(part, rows, values, strict=True):
+                    answers[place] = self._accept(keys[place], value, row, out[place], workshop)
 
     def put(self, pages: Sequence[Page]) -> list[bool]:
         """See ``PageTier``. One round trip to learn what is there, then only the rest is sent."""
@@ -193,15 +215,40 @@ class PoolTier(SlottedTier):
         raise AssertionError("pages are asked of the server by name, never by slot")
 
     def _write(self, pages: Sequence[tuple[int, Page]]) -> list[bool]:
-        names = [self._name(page.key) for _, page in pages]
+        deadline_s = self.options.write_s.deadline_s(len(pages) * self.page_bytes)
+        if self._forms is not None:
+            return self._write_formed(pages, self._forms, deadline_s)
+        written = []
+        for _, page in pages:
+            header = PageHeader(page.key, self.page_bytes, page.checksum, page.meta, self._expiry(page))
+            written.append((header, page.data))
+        return self._set(written, deadline_s)
+
+    def _write_formed(self, pages: Sequence[tuple[int, Page]], forms: PageForms, deadline_s: float) -> list[bool]:
+        """Do what ``_write`` does where pages are stored in forms of their own."""
+        done = [False] * len(pages)
+        workshop = forms.writer
+        for start in range(0, len(pages), len(workshop.rows)):
+            written, places = [], []
+            for row, place in zip(workshop.rows, range(start, len(pages)), strict=False):
+                page = pages[place][1]
+                stored = forms.store(page, row, workshop, self._expiry(page))
+                if stored is not None:
+                    form = stored.told.form
+                    written.append((stored.told, row[: self.page_bytes if form is None else form.length]))
+                    places.append(place)
+            for place, is_stored in zip(places, self._set(written, deadline_s), strict=True):
+                done[place] = is_stored
+        return done
+
+    def _set(self, pages: Sequence[tuple[PageHeader, memoryview]], deadline_s: float) -> list[bool]:
         now_s = self._clock()
         values = []
-        for _, page in pages:
-            expires_at_s = self._expiry(page)
-            header = PageHeader(page.key, self.page_bytes, page.checksum, page.meta, expires_at_s)
-            ttl_ms = max(1, int((expires_at_s - now_s) * 1000)) if expires_at_s else 0  # the server ends it, too
-            values.append((seal(page.key, header), page.data, ttl_ms))
-        replies = self._server.set(names, values, self.options.write_s.deadline_s(len(pages) * self.page_bytes))
+        for header, body in pages:
+            ends_s = header.expires_at_s
+            ttl_ms = max(1, int((ends_s - now_s) * 1000)) if ends_s else 0  # the server ends it, too
+            values.append((seal(header.key, header), body, ttl_ms))
+        replies = self._server.set([self._name(header.key) for header, _ in pages], values, deadline_s)
         return [reply == b"OK" for reply in replies]
 
     def _record(self, stored: Sequence[tuple[int, Page]], evicted: Sequence[PageKey]) -> bool:
@@ -209,8 +256,15 @@ class PoolTier(SlottedTier):
             self._server.ask(b"UNLINK", [self._name(key) for key in evicted])
         return True
 
-    def _accept(self, key: PageKey, value: Value | ErrorReply | Unavailable | None, out: memoryview) -> Found | str:
-        """Return what a value is whose page is in ``out``, or why it is refused."""
+    def _accept(
+        self,
+        key: PageKey,
+        value: Value | ErrorReply | Unavailable | None,
+        row: memoryview,
+        out: memoryview | None = None,
+        workshop: Workshop | None = None,
+    ) -> Found | str:
+        """Return what a value is whose end is in ``row``, or why it is refused; bring its page to ``out``, if given."""
         if value is None:
             return "absent"
         if isinstance(value, Unavailable):
@@ -219,23 +273,38 @@ class PoolTier(SlottedTier):
             return "record"
         head: memoryview | bytes = value.head
         if value.length < self.page_bytes:
-            head = out[: value.length]
+            head = row[: value.length]
         elif sealed_length(head) > len(head):
-            head = value.head + bytes(out[: sealed_length(head) - len(head)])  # one that was cut
+            head = value.head + bytes(row[: sealed_length(head) - len(head)])  # one that was cut, or is stored narrow
         try:
-            header, start = unseal(key, head, PageHeader)
-            verify_header(header, key, self.page_bytes)
+            header, start = self._unseal(key, head)
+            end = min(value.length, self.page_bytes)
+            stored_bytes = self.page_bytes if header.form is None else header.form.length
+            if value.length != start + stored_bytes:
+                return "length"
+            if 0 < header.expires_at_s <= self._clock():
+                return "expired"
+            if self._forms is None or out is None or workshop is None:
+                found = checksum(row)
+                if found != header.checksum:
+                    return "checksum"
+            else:
+                found = self._forms.restore(header, row[end - stored_bytes : end], out, workshop)
         except RecordError as error:
             return error.reason
-        if value.length != start + self.page_bytes:
-            return "length"
-        if 0 < header.expires_at_s <= self._clock():
-            return "expired"
-        if checksum(out) != header.checksum:
-            return "checksum"
         if header.meta.namespace in self._debts.owed:
             return "forgotten"
-        return Found(header.checksum, header.meta, header.expires_at_s)
+        return Found(found, header.meta, header.expires_at_s)
+
+    def _unseal(self, key: PageKey, head: memoryview | bytes) -> tuple[PageHeader, int]:
+        """Return what a value's head says, all that this process may know of it. Raises ``RecordError``."""
+        header, start = unseal(key, head, PageHeader)
+        verify_header(header, key, self.page_bytes)
+        if self._forms is not None:
+            return self._forms.open_header(header), start
+        if header.form is not None:
+            raise RecordError("form" if header.form.envelope is None else "unknown_key")
+        return header, start
 
     def _settle_reads(
         self, keys: Sequence[PageKey], answers: Sequence[Found | str], known: Sequence[object | None]
@@ -251,9 +320,11 @@ class PoolTier(SlottedTier):
                 self._stats.miss(answer)
                 if answer in ("absent", "expired", "forgotten"):
                     evicted.append((key, publication))
-                elif answer != "unavailable":
+                elif answer not in _OTHERS:
                     self._stats.alarm(answer)
                     corrupt.append(key)
+                elif answer == "unknown_key":
+                    self._stats.alarm(answer)
         self._touch(hits)
         self._forget_evicted(evicted)
         if corrupt:
@@ -293,11 +364,11 @@ class PoolTier(SlottedTier):
             (reply,) = self._server.ask(b"GETRANGE", [name], b"0", b"%d" % (sealed_length(head) - 1))
             head = reply if isinstance(reply, bytes) else head
         try:
-            header, _ = unseal(key, head, PageHeader)
-            verify_header(header, key, self.page_bytes)
+            header, _ = self._unseal(key, head)
         except RecordError as error:
             with self._lock:
-                self._stats.alarm(error.reason)
+                if error.reason != "form":
+                    self._stats.alarm(error.reason)
             return None
         return key, header.meta
 

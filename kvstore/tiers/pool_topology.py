@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from kvstore.at_rest import AtRest, at_rest_from_environment
 from kvstore.breaker import Breaker, BreakerOptions
 from kvstore.deadline import Allowance
 from kvstore.tiers.pool_url import PoolKind, PoolUrl
@@ -26,6 +27,7 @@ class PoolOptions:
         default_factory=lambda: Allowance(fixed_s=2.0)
     )  # of one put or remove, behind the engine
     request_bytes: int = 1 << 20  # of answers asked for at once: larger ones cost the server fresh memory
+    at_rest: AtRest = field(default_factory=at_rest_from_environment)
     breaker: BreakerOptions = field(default_factory=BreakerOptions)
 
 

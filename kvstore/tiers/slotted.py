@@ -29,6 +29,7 @@ class Fault(StrEnum):
 
     CHECKSUM = "checksum"
     LENGTH = "length"
+    AUTHENTICATION = "authentication"  # under its own key
     UNAVAILABLE = "unavailable"  # the medium failed; the page may still be good
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,12 @@ import pytest
 import redis
 
 from gateway.cli import main
-from kvstore.tiers.disk import DiskTier
+from kvstore.at_rest import AtRest
+from kvstore.encryption import KeyRing, key_id
+from kvstore.tiers.disk import DiskOptions, DiskTier
 from kvstore.tiers.pool import PoolTier
 from kvstore.tiers.pool_server import PoolServer
+from kvstore.tiers.pool_topology import PoolOptions
 from tests.samples.pages import LAYOUT, chain, page, page_data
 
 PAGES = [*chain(3), *chain(2, salt="tenant")]
@@ -63,7 +67,11 @@ def test_a_flipped_bit_is_found(folder: Path, capsys: pytest.CaptureFixture[str]
 
 def test_a_tier_in_use_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tier = DiskTier(LAYOUT, folder, capacity_bytes=8 * LAYOUT.page_bytes)
-    for action in ("stat", "verify", "clear"):
+    assert main(["store", "stat", "--disk", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert f"5 pages, 0.0 MB of 8, in use by process {os.getpid()}" in said
+    assert "salt tenant, adapter -: 2 pages" in said
+    for action in ("verify", "clear"):
         assert main(["store", action, "--disk", str(folder)]) == 1
         assert "another process" in capsys.readouterr().err
     assert len(list(tier.scan())) == 5
@@ -86,6 +94,34 @@ def test_a_pool_is_counted_verified_and_cleared(server: PoolServer, capsys: pyte
         assert main(["store", "clear", "--pool", server.url]) == 0
         assert client.dbsize() == 0
     assert "5 pages removed" in capsys.readouterr().out
+
+
+def test_encrypted_pages_are_looked_into_by_who_has_the_key(
+    tmp_path: Path, server: PoolServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = bytes(range(32))
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+    at_rest = AtRest(KeyRing([key]))
+    folder, size = tmp_path / "disk", 8 * LAYOUT.page_bytes
+    disk = DiskTier(LAYOUT, folder, capacity_bytes=size, options=DiskOptions(at_rest=at_rest))
+    pool = PoolTier(LAYOUT, server.url, capacity_bytes=size, options=PoolOptions(at_rest=at_rest))
+    for tier in (disk, pool):
+        assert all(tier.put([page(entry) for entry in PAGES]))
+        tier.close()
+    places = ["--disk", str(folder), "--pool", server.url]
+    assert main(["store", "verify", *places]) == 0
+    assert capsys.readouterr().out.count(f"under key {key_id(key).hex()}, which is not here: 5 pages") == 2
+    monkeypatch.setenv("KEEPWARM_PAGES_KEYS", key.hex())
+    assert main(["store", "verify", *places]) == 0
+    assert capsys.readouterr().out.count("salt tenant, adapter -: 2 pages") == 2
+    slab = folder / "pages.slab"
+    data = bytearray(slab.read_bytes())
+    data[4096 + 7] ^= 1
+    slab.write_bytes(data)
+    assert main(["store", "verify", "--disk", str(folder), "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["pages"], found["bad"]) == (4, {"authentication": 1})
 
 
 def test_what_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
