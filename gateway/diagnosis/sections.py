@@ -94,9 +94,8 @@ def keep(request_id: str, ask: Ask, answer: Mapping[str, object] | None) -> Kept
 def goes_on(former: Kept, latter: Kept) -> bool:
     """Tell whether everything that the former said stands at the latter's beginning, byte for byte. O(text), no copy
     of the conversation."""
-    for name in _KEPT - frozenset(CONVERSATION):
-        if former.member(name) != latter.member(name):
-            return False
+    if any(former.member(member) != latter.member(member) for member in _KEPT - frozenset(CONVERSATION)):
+        return False
     name = former.conversation_name()
     if name is None or name != latter.conversation_name():
         return False

@@ -213,7 +213,7 @@ class PromptWatch:
     def _reproduction(self, record: RequestRecord, ask: Ask, kept: Kept) -> Reproduction:
         values, build = (ask.native or ask.translated).form.values, self._build_of(record)
         seed = values.get("seed")
-        sampling = {
+        sampling: dict[str, str | int | float | bool | None] = {
             name: value
             for name in SAMPLING
             if (value := values.get(name)) is not None and isinstance(value, str | int | float | bool)
@@ -235,9 +235,9 @@ class PromptWatch:
         with self._lock:
             self._memory[step.kept.request_id] = step
             self._used_bytes += step.kept.cost_bytes
-            link = step.record.link
-            if link is not None and link.previous_request_id in self._memory:
-                self._memory.move_to_end(link.previous_request_id)  # a twin or an auxiliary call may continue it too
+            previous_id = step.record.link.previous_request_id if step.record.link is not None else None
+            if previous_id is not None and previous_id in self._memory:
+                self._memory.move_to_end(previous_id)  # a twin or an auxiliary call may continue it too
                 self._memory.move_to_end(step.kept.request_id)
             while self._used_bytes > self._options.memory_bytes and len(self._memory) > 1:
                 _, oldest = self._memory.popitem(last=False)
