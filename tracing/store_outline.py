@@ -65,7 +65,7 @@ def outline(reader: sqlite3.Connection, tenant: str, run_id: str) -> RunOutline 
     ).fetchall()
     if not rows:
         return None
-    steps = [StepOutline(*row[:6], row[6:11], row[11], row[12]) for row in rows]
+    steps = [StepOutline._make((*row[:6], row[6:11], row[11], row[12])) for row in rows]
     agent = max((row[13] for row in rows if row[13] is not None), default=None)
     return RunOutline(summary_of(tenant, run_id, agent, steps, _money(rows)), steps)
 

@@ -106,25 +106,32 @@ def _verdict(one: RequestRecord, other: RequestRecord, common: int | None) -> st
 
 
 def _facts(one: RequestRecord, other: RequestRecord, details: Mapping[str, StepDetail]) -> tuple[FactRow, ...]:
-    rows = [
-        (name, value(one), value(other))
-        for name, value in (
-            ("Model", lambda r: r.model),
-            ("Served as", lambda r: r.served_model),
-            ("Instance", lambda r: r.instance or NOTHING),
-            ("Prompt tokens", lambda r: count(r.usage.prompt_tokens)),
-            ("Hit tokens", lambda r: count(r.usage.hit_tokens)),
-            ("Output tokens", lambda r: count(r.usage.output_tokens)),
-            ("TTFT", lambda r: duration(r.stamps.ttft_ns)),
-            ("Ended by", lambda r: r.finish_reason or r.outcome.value),
-        )
-    ]
-    mine, theirs = details.get(one.request_id), details.get(other.request_id)
-    if mine is not None and theirs is not None:
+    first = _told(one, details.get(one.request_id))
+    second = _told(other, details.get(other.request_id))
+    names = dict.fromkeys([*first, *second])
+    return tuple(
+        FactRow(name, first.get(name, NOTHING), second.get(name, NOTHING), first.get(name) != second.get(name))
+        for name in names
+    )
+
+
+def _told(record: RequestRecord, detail: StepDetail | None) -> dict[str, str]:
+    """What is known of one step, by the name that the page gives it."""
+    usage = record.usage
+    facts = {
+        "Model": record.model,
+        "Served as": record.served_model,
+        "Instance": record.instance or NOTHING,
+        "Prompt tokens": count(usage.prompt_tokens),
+        "Hit tokens": count(usage.hit_tokens),
+        "Output tokens": count(usage.output_tokens),
+        "TTFT": duration(record.stamps.ttft_ns),
+        "Ended by": record.finish_reason or record.outcome.value,
+    }
+    if detail is not None:
+        made = detail.reproduction
         for name in ("weights_id", "engine", "template", "seed", "tools_digest", "system_digest", "prompt_digest"):
-            values = (getattr(mine.reproduction, name), getattr(theirs.reproduction, name))
-            rows.append((name.replace("_", " ").capitalize(), *(NOTHING if v is None else str(v) for v in values)))
-        sampling = (mine.reproduction.sampling, theirs.reproduction.sampling)
-        names = sorted(sampling[0].keys() | sampling[1].keys())
-        rows += [(name, *(str(each.get(name, NOTHING)) for each in sampling)) for name in names]
-    return tuple(FactRow(name, first, second, first != second) for name, first, second in rows)
+            value = getattr(made, name)
+            facts[name.replace("_", " ").capitalize()] = NOTHING if value is None else str(value)
+        facts |= {name: str(value) for name, value in sorted(made.sampling.items())}
+    return facts
