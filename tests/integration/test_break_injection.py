@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import copy
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from billing.ledger_read import LedgerReader
 from engine_adapter.embedded.weights import ensure_default_model
 from engine_adapter.prompt import PromptEncoder
+from gateway.commands import doctor
 from gateway.diagnosis.cards import BreakCard, diagnose
 from gateway.diagnosis.doctor import ailments, doctor_json
 from tests.gateways import Client, gateway_for
@@ -333,7 +336,9 @@ def _rewind(body: Json) -> None:
     body["messages"][2:] = [{"role": "user", "content": "Forget that. " + "Tell me something else. " * 20}]
 
 
-async def test_words_stay_where_the_policy_keeps_them(encoder: PromptEncoder, tmp_path: Path) -> None:
+async def test_words_stay_where_the_policy_keeps_them(
+    encoder: PromptEncoder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with gateway_of(encoder, tmp_path) as (client, engine):
         loop = Loop(client, engine)
         await loop.run(only_at(FAULTY, in_system("2026-11-30T08:15:57Z")))
@@ -343,3 +348,14 @@ async def test_words_stay_where_the_policy_keeps_them(encoder: PromptEncoder, tm
     assert (change.before, change.after) == (None, None)
     assert change.before_hash != change.after_hash
     assert "2026-11-30" not in str(doctor_json(cards, STEPS, limit=10))
+    capsys.readouterr()
+    parser = argparse.ArgumentParser()
+    doctor.add_arguments(parser)
+    assert doctor.run(parser.parse_args(["last", "--home", str(tmp_path), "--json"])) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["steps"] == STEPS
+    assert told["lost_tokens"] == sum(card.lost_tokens for card in cards) > 0
+    (client,) = [each for each in told["by_party"] if each["party"] == "client"]
+    assert client["lost_nano"] == {"USD": sum(card.lost_nano or 0 for card in cards)}
+    assert doctor.run(parser.parse_args(["--home", str(tmp_path), "--since", "1h"])) == 0
+    assert "timestamp at messages[*].content" in capsys.readouterr().out
