@@ -177,7 +177,7 @@ def decide(
         candidates=tuple(map(_candidate, views, found)),
         predicted_hit_tokens=sum(chosen.hit_tokens),
         exact=hashed and chosen.exact,
-        fetch_tokens=tuple(fetch) if fetch is not None else None,
+        fetch_tokens=(fetch.host, fetch.disk, fetch.pool, fetch.peer) if fetch is not None else None,
         fetch_from=views[source].instance if source is not None and fetch is not None and fetch.peer else None,
     )
 
