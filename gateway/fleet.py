@@ -343,7 +343,9 @@ class Fleet:
 
     async def _pause(self, instance: Instance) -> None:
         try:
-            async with asyncio.timeout(self._options.interval_s * self._chance.uniform(0.8, 1.0)):
+            # sooner where it is away: what it says of itself must be read within the same period, too
+            share = self._chance.uniform(0.8, 1.0) if instance.is_healthy else self._chance.uniform(0.5, 0.8)
+            async with asyncio.timeout(self._options.interval_s * share):
                 await instance.wake.wait()
         except TimeoutError:
             pass

@@ -168,6 +168,7 @@ async def scene(client: Client, way: Disturbance, alone: list[Stream], tokens: i
     await way.strike()
     await asyncio.gather(*tasks)
     returned_s = await _recovery(client, way)
+    await client.until(client.at_rest)
     records = {record.request_id: record for record in client.stored()}
     hurt, others = list[Stream](), list[Stream]()
     for stream in streams:
@@ -196,7 +197,7 @@ async def scene(client: Client, way: Disturbance, alone: list[Stream], tokens: i
         "longest pause undisturbed, s": _spread([stream.longest_pause_s for stream in alone]),
         "traffic returned after, s": round(returned_s, 3),
         "within a period": returned_s <= PERIOD_S,
-        "in flight at the end": 0 if client.at_rest() else 1,
+        "in flight at the end": client.gateway.flights.count,
     }
 
 
@@ -215,13 +216,14 @@ def _is_right(record: RequestRecord, before: RequestRecord, is_hurt: bool) -> bo
 
 
 async def _recovery(client: Client, way: Disturbance) -> float:
-    """Heal the engine; return how long after it could answer again a request went there."""
+    """Heal the engine; return how long after it could answer again a request was sent there."""
     await way.heal()
     began_s = time.monotonic()
     while True:
+        asked_s = time.monotonic()
         stream = await Stream(0).run(client, 2)
         if stream.instance == way.instance:
-            return stream.times[0] - began_s if stream.times else time.monotonic() - began_s
+            return asked_s - began_s
 
 
 def _spread(values: list[float]) -> Json:
