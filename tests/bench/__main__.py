@@ -11,7 +11,7 @@ from pathlib import Path
 def benchmarks() -> list[str]:
     """Return the names of the modules beside this one that are benchmarks."""
     names = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
-    return sorted(name for name in names if not name.startswith("_") and not name.endswith("_adapter"))
+    return sorted(name for name in names if not name.startswith("_") and not name.endswith(("_adapter", "_policy")))
 
 
 def main(argv: list[str]) -> int:
