@@ -247,7 +247,7 @@ def _events(record: RequestRecord) -> tuple[SpanEvent, ...]:
             "keepwarm.routing.exact": decision.exact,
             "keepwarm.routing.predicted_hit_tokens": decision.predicted_hit_tokens,
             "keepwarm.routing.preferred": decision.preferred,
-            "keepwarm.routing.fetch_tokens": decision.fetch_tokens,
+            "keepwarm.routing.fetch_tokens": None if decision.fetch_tokens is None else sum(decision.fetch_tokens),
             "keepwarm.routing.fetch_from": decision.fetch_from,
             "keepwarm.routing.candidate_count": len(decision.candidates),
             "keepwarm.routing.candidates": tuple(

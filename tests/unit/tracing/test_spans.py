@@ -266,3 +266,11 @@ def test_engines_are_told_of_our_attempt_as_their_parent() -> None:
     server, attempt, _ = request_spans(record)
     assert own == f"00-{server.trace_id:032x}-{attempt.span_id:016x}-01"
     assert theirs == f"00-{TRACE}-{attempt_span_id('req-1', 2):016x}-00"
+
+
+def test_what_is_fetched_is_one_number_that_every_exporter_takes() -> None:
+    record = agent_run()[1]
+    assert record.decision is not None
+    record = replace(record, decision=replace(record.decision, fetch_tokens=(16, 0, 32, 0), fetch_from="engine-b"))
+    event = next(event for event in request_spans(record)[0].events if event.name == "keepwarm.routing.decision")
+    assert event.attributes["keepwarm.routing.fetch_tokens"] == 48
