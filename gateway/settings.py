@@ -495,6 +495,9 @@ class Settings(BaseSettings):
             raise ValueError("ledger.url and billing.ledger name two ledgers: leave one out")
         if self.embedded.ports and len(self.embedded.ports) != self.embedded.instances:
             raise ValueError("embedded.ports must name one port for each of embedded.instances")
+        through = self.routing.through
+        if through is not None and not self.discovery.is_on and through not in {each.id for each in self.instances}:
+            raise ValueError(f"routing.through: there is no instance {through!r}")
         for where, names in (
             ("keys", [key.id for key in self.keys]),
             ("instances", [instance.id for instance in self.instances]),

@@ -4,6 +4,9 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
+from gateway.settings import SettingsError, load_settings
 from tests.gateways import gateway_for
 from tests.scripted_engine import Script, ScriptedEngine, answer
 
@@ -97,3 +100,11 @@ async def _status(client: object) -> int:
     async with client.chat() as response:  # type: ignore[attr-defined]
         await response.read()
         return int(response.status)
+
+
+def test_what_everything_goes_through_must_be_there() -> None:
+    with pytest.raises(SettingsError, match=r"routing.through: there is no instance 'router'"):
+        load_settings(
+            flags={"routing": {"through": "router"}, "instances": [{"id": "a", "url": "http://127.0.0.1:1"}]},
+            environment={},
+        )
