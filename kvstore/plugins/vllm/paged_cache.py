@@ -72,9 +72,9 @@ class PagedCache:
                     into[place] = layer[block_id]
             return
         picked = torch.tensor(block_ids, dtype=torch.long, device=self.device)
-        into = torch.from_numpy(rows[: len(block_ids)])
+        pages = torch.from_numpy(rows[: len(block_ids)])
         for tensor, (start, end) in zip(self._layers, self._places, strict=True):
-            into[:, start:end].copy_(tensor.index_select(0, picked).reshape(len(block_ids), end - start))
+            pages[:, start:end].copy_(tensor.index_select(0, picked).reshape(len(block_ids), end - start))
 
     def copy_in(self, block_id: int, data: memoryview) -> None:
         """Copy a page into a block."""
