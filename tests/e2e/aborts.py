@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import random
 import sys
 import tempfile
@@ -142,6 +143,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
+    logging.getLogger("aiohttp").setLevel(logging.CRITICAL)  # the engines' side of every client that leaves
     with tempfile.TemporaryDirectory(prefix="keepwarm-aborts-") as scratch:
         told = asyncio.run(storm(Path(scratch), options.requests, options.seed))
     text = json.dumps({**told, "passed": passed(told)}, indent=1)
