@@ -167,6 +167,20 @@ def test_pages_go_out_and_come_in_whatever_the_order_in_memory() -> None:
     assert PagedCache({"a": halves}, 3).page_bytes == 2 * 4 * 8 * 4
 
 
+def test_the_way_through_a_device_moves_the_same_bytes() -> None:
+    """On CPU tensors: there is no GPU here."""
+    layers = {"a": torch.rand((3, 2, 4, 8)), "b": torch.rand((3, 4, 2, 8)).permute(0, 2, 1, 3)}
+    plain, device = PagedCache(layers, 3), PagedCache(layers, 3)
+    device._arrays = None
+    rows = [np.zeros((2, plain.page_bytes), np.uint8) for _ in range(2)]
+    plain.copy_out([2, 0], rows[0])
+    device.copy_out([2, 0], rows[1])
+    assert np.array_equal(*rows)
+    device.copy_in(1, memoryview(rows[0][0]))
+    assert torch.equal(layers["a"][1], layers["a"][2])
+    assert torch.equal(layers["b"][1], layers["b"][2])
+
+
 def test_layers_that_share_a_tensor_are_one() -> None:
     tensor = torch.zeros((3, 2, 4, 8))
     assert PagedCache({"a": tensor, "b": tensor}, 3).page_bytes == 2 * 4 * 8 * 4
