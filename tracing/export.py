@@ -211,7 +211,7 @@ class SpanExport:
         def close() -> None:
             self._queue.put(None)
             self._thread.join()
-            self._processor.shutdown()
+            self._processor.shutdown()  # type: ignore[no-untyped-call]  # the SDK leaves it bare
             if self._metrics is not None:
                 self._metrics.close(timeout_s)
 
