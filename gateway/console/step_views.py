@@ -148,6 +148,7 @@ class StepView:
     prediction_error: str
     exact: bool
     candidates: tuple[CandidateView, ...]
+    routing_notes: tuple[str, ...]
     attempts: tuple[AttemptView, ...]
     tools: tuple[str, ...]
     evidence: str
@@ -208,6 +209,7 @@ def step_view(
         prediction_error=_signed(decision.predicted_hit_tokens - usage.hit_tokens) if decision else NOTHING,
         exact=decision.exact if decision else False,
         candidates=_candidates(record),
+        routing_notes=_routing_notes(record),
         attempts=tuple(
             AttemptView(
                 attempt.instance,
@@ -351,6 +353,13 @@ def _lines(record: RequestRecord) -> tuple[LineView, ...]:
         )
     counts = zip(TOKEN_CLASSES, token_counts(record.usage), strict=True)
     return tuple(LineView(kind, name, count(tokens), None) for (kind, name, _), tokens in counts if tokens)
+
+
+def _routing_notes(record: RequestRecord) -> tuple[str, ...]:
+    decision, notes = record.decision, list[str]()
+    if decision is not None and decision.fetch_from is not None:
+        notes.append(f"Pages are read from {decision.fetch_from}.")
+    return tuple(notes)
 
 
 def _candidates(record: RequestRecord) -> tuple[CandidateView, ...]:

@@ -109,6 +109,14 @@ def test_a_time_of_one_cause_is_no_estimate_and_no_decision_is_one_part() -> Non
     assert first_token_parts(replace(cut, stamps=replace(cut.stamps, first_token_ns=None))) == ()
 
 
+def test_a_decision_says_where_pages_come_from() -> None:
+    record = decided((500, 0, 0, 0), 0, 50)
+    assert record.decision is not None
+    told = replace(record, decision=replace(record.decision, fetch_from="engine-b"))
+    assert step_view(told).routing_notes == ("Pages are read from engine-b.",)
+    assert step_view(record).routing_notes == ()
+
+
 def test_a_tool_stands_as_its_agent_tells_it_and_others_share_what_is_left() -> None:
     records = agent_run(RunShape(seed=5))
     gap = next(gap for gap in gaps(records) if len(gap.calls) == 2)
