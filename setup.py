@@ -7,8 +7,12 @@ from setuptools import Extension, setup
 
 setup(
     ext_modules=[
-        Extension("kvstore._chain", ["kvstore/_chain.c"], py_limited_api=True, optional=True),
-        Extension("kvstore._pages", ["kvstore/_pages.c"], py_limited_api=True, optional=True),
+        Extension(
+            "kvstore._chain", ["kvstore/_chain.c"], depends=["kvstore/_xxh3.h"], py_limited_api=True, optional=True
+        ),
+        Extension(
+            "kvstore._pages", ["kvstore/_pages.c"], depends=["kvstore/_xxh3.h"], py_limited_api=True, optional=True
+        ),
         Extension("engine_adapter._unpack", ["engine_adapter/_unpack.c"], py_limited_api=True, optional=True),
         Extension("radix_index._kernels", ["radix_index/_kernels.c"], py_limited_api=True, optional=True),
     ],
