@@ -19,7 +19,7 @@ from itertools import groupby
 from kvstore.fetching import report
 from kvstore.page import PageKey
 from kvstore.tiers.base import Page, PageTier
-from kvstore.tiers.host import HostTier, Loan
+from kvstore.tiers.host import LendingTier, Loan
 
 Complete = Callable[[list[Page], float], list[Page]]
 """Gives pages what is known of them only after they were put, before they are written behind; may wait.
@@ -50,7 +50,7 @@ class Behind:
     """One thread that writes, and the pages that it has not been given yet. Thread-safe."""
 
     def __init__(
-        self, host: HostTier, below: Sequence[PageTier], options: BehindOptions, complete: Complete | None = None
+        self, host: LendingTier, below: Sequence[PageTier], options: BehindOptions, complete: Complete | None = None
     ) -> None:
         self._host = host
         self._below = tuple(below)

@@ -5,7 +5,7 @@ power of two that brings its largest element within 448. So an element comes bac
 2**-10 of 1/448 of twice its group's largest, whichever is more; zeros come back as zeros; and since all that is read
 back can be narrowed again without loss, a page that goes up and down between tiers is rounded once.
 
-About 0.9 CPU s/GB of wide pages each way: Python drives torch for narrowing and a table of pairs for widening.
+It costs 1.5 to 2 CPU s/GB of wide pages to narrow and about 1 to widen: torch narrows, a table of pairs widens.
 """
 
 from __future__ import annotations
@@ -60,19 +60,25 @@ class Narrower:
         shape = (form.elements // form.group, form.group)
         self._dtype = _WIDE[form.dtype]
         self._work = torch.empty(shape, dtype=torch.float32)
+        self._bits, self._magnitude = (
+            (torch.int32, 2**31 - 1) if self._dtype.itemsize == 4 else (torch.int16, 2**15 - 1)
+        )
+        self._magnitudes = torch.empty(shape, dtype=self._bits)
         self._places = np.empty(form.elements // (2 if form.elements % 2 == 0 else 1), dtype=np.intp)
         self._table = _table(self._dtype, self._places.size < form.elements)
 
     def narrow(self, page: memoryview, out: memoryview) -> bool:
         """Fill ``out`` with the narrow form; ``False`` if an element is not finite, which it cannot keep."""
         wide, work = self._wide(page), self._work
-        work.copy_(wide)
-        largest = torch.linalg.vector_norm(work, float("inf"), dim=1)
+        # Without their signs floats are in order as integers, and what is no number comes last.
+        torch.bitwise_and(wide.view(self._bits), self._magnitude, out=self._magnitudes)
+        largest = torch.amax(self._magnitudes, dim=1).view(self._dtype).float()
         if not bool(torch.isfinite(largest).all()):
             return False
         mantissa, exponent = torch.frexp(largest / _LARGEST)
         exponent = torch.where(mantissa == 0.5, exponent - 1, exponent).clamp_(_LEAST_EXPONENT, 127)
-        torch.mul(work, torch.exp2(-exponent.float())[:, None], out=work)
+        work.copy_(wide)
+        work.mul_(torch.exp2(-exponent.float())[:, None])
         elements, scales = self._parts(out)
         elements.view(torch.float8_e4m3fn).view(work.shape).copy_(work)
         scales.view(torch.int8).copy_(exponent)

@@ -8,6 +8,7 @@ and the page that is made of it is hashed as it is handed on, since it is anothe
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,9 +66,9 @@ class PageForms:
         self.slot_bytes = min(self._page_bytes, -(-widest // unit) * unit)
         """Room for the widest page that is stored."""
         self._idle: queue.SimpleQueue[Workshop] = queue.SimpleQueue()
-        self._writer = self._workshop()
-        for _ in range(_READERS):
-            self._idle.put(self._workshop())
+        self._writer: Workshop | None = None
+        self._lock = threading.Lock()
+        self._to_open = _READERS  # workshops that nobody needed yet
 
     @property
     def encrypts(self) -> bool:
@@ -77,12 +78,17 @@ class PageForms:
     @property
     def writer(self) -> Workshop:
         """The workshop of the tier's one writer."""
+        if self._writer is None:
+            self._writer = self._workshop()
         return self._writer
 
     @contextmanager
     def reader(self) -> Iterator[Workshop]:
         """Lend a reader a workshop; waits while all are lent."""
-        workshop = self._idle.get()
+        with self._lock:
+            is_new = self._to_open > 0 and self._idle.empty()
+            self._to_open -= is_new
+        workshop = self._workshop() if is_new else self._idle.get()
         try:
             yield workshop
         finally:

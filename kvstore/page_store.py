@@ -22,7 +22,7 @@ from kvstore.fetching import BufferTarget, Fetcher, Nowhere, OnRead, Target
 from kvstore.in_flight import InFlight
 from kvstore.page import Namespace, PageKey, Tier
 from kvstore.tiers.base import PIN_S, Page, PageTier, TierStats
-from kvstore.tiers.host import HostTier
+from kvstore.tiers.host import LendingTier
 from kvstore.tiers.slotted import check_buffers
 
 AnswerT = TypeVar("AnswerT")
@@ -72,7 +72,7 @@ class PageStore:
         self.options = options if options is not None else PageStoreOptions()
         self.tiers = tuple(tiers)
         self._page_bytes = tiers[0].page_bytes if tiers else 0
-        self._host = next((tier for tier in tiers if isinstance(tier, HostTier) and tier.tier is Tier.HOST), None)
+        self._host = next((tier for tier in tiers if tier.tier is Tier.HOST and isinstance(tier, LendingTier)), None)
         self._below = tuple(tier for tier in tiers if tier is not self._host)
         self.in_flight = InFlight()
         self._fetcher = Fetcher(
@@ -277,11 +277,11 @@ class PageStore:
         for tier in self.tiers:
             tier.close()
 
-    def _open_behind(self, host: HostTier, complete: Complete | None) -> Behind:
+    def _open_behind(self, host: LendingTier, complete: Complete | None) -> Behind:
         limits = BehindOptions(
             window_pages=max(1, self.options.window_bytes // self._page_bytes),
             behind_pages=self.options.behind_bytes // self._page_bytes,
-            back_pages=min(self.options.back_bytes // self._page_bytes, host.slots // 2),
+            back_pages=min(self.options.back_bytes // self._page_bytes, host.capacity_bytes // self._page_bytes // 2),
         )
         return Behind(host, self._below, limits, complete)
 

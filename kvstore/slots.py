@@ -264,11 +264,12 @@ class SlotTable:
             heappush(self._holds_end, (until_s, key))
         return True
 
-    def unhold(self, key: PageKey) -> None:
-        """Undo the ``hold`` that would end first, so that no other ends before its time; nothing if there is none."""
+    def unhold(self, key: PageKey, until_s: float | None = None) -> None:
+        """Undo the ``hold`` that ends at ``until_s``, or else the one that would end first, so that no other ends
+        before its time; nothing if there is none."""
         held = self._held.get(key)
-        if held:
-            del held[0]
+        if held and (until_s is None or until_s in held):
+            held.remove(held[0] if until_s is None else until_s)
             self._let_go(key, held)
 
     def end_holds(self, now_s: float) -> None:

@@ -18,7 +18,7 @@ from kvstore.deadline import Allowance
 from kvstore.fetching import report
 from kvstore.memory import ByteRows, page_rows
 from kvstore.page import Namespace, PageKey, Tier
-from kvstore.page_store import PageStore, PageStoreOptions
+from kvstore.page_store import PageStore, PageStoreOptions, WritePolicy
 from kvstore.tiers.base import OnChange, Page, PageTier, TierStats
 from kvstore.tiers.device import DeviceTier
 
@@ -32,6 +32,8 @@ class StoreOptions:
     window_bytes: int = 8 << 20  # moved at once: the staging memory of each thread
     spill_queue_bytes: int = 256 << 20  # device pages pinned while they wait to be copied; as much waits for the disk
     announce_pages: int = 100_000  # per tier
+    write_policy: WritePolicy = WritePolicy.THROUGH
+    back_bytes: int = 256 << 20  # see ``PageStoreOptions``
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ class TieredStore:
                 fetch_threads=options.fetch_threads,
                 window_bytes=options.window_bytes,
                 behind_bytes=options.spill_queue_bytes,
+                write_policy=options.write_policy,
+                back_bytes=options.back_bytes,
             ),
         )
         self._window = max(1, options.window_bytes // device.page_bytes)

@@ -17,6 +17,7 @@ from gateway.errors import SettingsError
 from kvstore.at_rest import at_rest_from_environment
 from kvstore.errors import StoreError
 from kvstore.inspection import Contents, clear_disk, clear_pool, disk_contents, pool_contents
+from kvstore.shared_host import serve_until_told
 from kvstore.tiers.pool_url import without_secret
 from kvstore.tiers.slab import SLAB_NAME
 
@@ -27,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     stat = actions.add_parser("stat", help="count pages and bytes, by layout and namespace")
     verify = actions.add_parser("verify", help="read every page and check it; exit 1 if any is bad")
     clear = actions.add_parser("clear", help="remove every page")
+    serve = actions.add_parser("serve-host", help="share one host tier between the engine processes of this machine")
+    serve.add_argument("--socket", type=Path, required=True, metavar="FILE", help="where engines find it")
+    serve.add_argument("--gb", type=float, required=True, metavar="N", help="memory for pages, of all layouts together")
     clear.add_argument("--layout", metavar="HEX", help="of the pools, only the pages of this layout's fingerprint")
     for action in (stat, verify, clear):
         action.add_argument("--disk", type=Path, action="append", default=[], metavar="FOLDER", help="a disk tier")
@@ -38,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do it; return the exit status: 0, or 1 when something is bad, in use or not there."""
+    if args.action == "serve-host":
+        return _serve_host(args.socket, int(args.gb * 1e9))
     try:
         folders = args.disk if args.disk or args.pool else _home_folders(args)
     except SettingsError as error:
@@ -62,6 +68,16 @@ def run(args: argparse.Namespace) -> int:
     if args.json and args.action != "clear":
         print(json.dumps([_json(contents) for contents in shown], indent=2))
     return 0 if good else 1
+
+
+def _serve_host(path: Path, capacity_bytes: int) -> int:
+    """Serve until a signal says that it is over."""
+    try:
+        serve_until_told(path, capacity_bytes)
+    except StoreError as error:
+        print(f"keepwarm store: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _home_folders(args: argparse.Namespace) -> list[Path]:

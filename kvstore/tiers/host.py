@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from kvstore.memory import copy_and_hash, copy_bytes, page_rows
 from kvstore.page import PageKey, PageLayout, Tier
 from kvstore.policy import EvictionPolicy
 from kvstore.retention import RetentionRules
-from kvstore.tiers.base import OnChange, Page
+from kvstore.tiers.base import OnChange, Page, PageTier
 from kvstore.tiers.slotted import Fault, SlottedTier
 
 
@@ -20,6 +21,17 @@ class Loan:
 
     pages: list[Page]
     slots: list[int]
+
+
+@runtime_checkable
+class LendingTier(PageTier, Protocol):
+    """A tier in memory, whose pages others may read as they lie: what a ``PageStore`` writes behind from."""
+
+    def lend(self, keys: Sequence[PageKey]) -> Loan:
+        """Give those pages that are here as they lie, to be read until they are taken back; they stay that long."""
+
+    def take_back(self, loan: Loan) -> None:
+        """End a loan. Once."""
 
 
 class HostTier(SlottedTier):

@@ -1,7 +1,8 @@
 """What storing pages encrypted or in fp8 costs, and what fp8 loses: ``python -m tests.bench.at_rest``.
 
 CPU seconds for each GB of the engine's pages, by the process that stores them, on a disk tier of its own and a Valkey
-of its own; plain pages beside them in the same run. ``exists`` is told in millions of keys a second.
+of its own; plain pages beside them in the same run, and a host tier of its own and a shared one, daemon included.
+``exists`` is told in millions of keys a second.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import secrets
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -20,12 +22,14 @@ from kvstore.deadline import Allowance
 from kvstore.encryption import KEY_BYTES, KeyRing
 from kvstore.memory import page_rows
 from kvstore.page import PageLayout, PageMeta, page_key
+from kvstore.shared_host import SharedHost
 from kvstore.tiers.base import Page, PageTier
 from kvstore.tiers.disk import DiskOptions, DiskTier
 from kvstore.tiers.host import HostTier
 from kvstore.tiers.pool import PoolTier
 from kvstore.tiers.pool_server import PoolServer
 from kvstore.tiers.pool_topology import PoolOptions
+from kvstore.tiers.shared_host import SharedHostOptions, SharedHostTier
 
 BATCH = 32
 PATIENT = Allowance(600.0)
@@ -46,6 +50,14 @@ def main() -> None:
         pages = _pages(layout, max(BATCH, (args.mb << 20) // layout.page_bytes // BATCH * BATCH))
         room = 2 * len(pages) * layout.page_bytes
         _measure(f"host {kib} KiB", HostTier(layout, capacity_bytes=room), pages)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "host.sock"
+            daemon = SharedHost(path, capacity_bytes=room)
+            threading.Thread(target=daemon.serve, daemon=True).start()
+            shared = SharedHostTier(layout, path, capacity_bytes=room, options=SharedHostOptions(ask_s=PATIENT))
+            _measure(f"shared host {kib} KiB", shared, pages)
+            shared.close()
+            daemon.close()
         for name, at_rest in forms.items():
             with tempfile.TemporaryDirectory() as folder, PoolServer(max_bytes=room + (64 << 20)) as server:
                 disk = DiskOptions(read_s=PATIENT, write_s=PATIENT, at_rest=at_rest)

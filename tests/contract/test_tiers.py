@@ -15,6 +15,7 @@ import torch
 from kvstore.deadline import Allowance
 from kvstore.page import Namespace, PageKey, Tier
 from kvstore.retention import Retention, RetentionRules
+from kvstore.shared_host import SharedHost
 from kvstore.tiers.base import OnChange, PagesRemoved, PagesStored, PageTier, TierChange
 from kvstore.tiers.device import DeviceTier
 from kvstore.tiers.disk import DiskOptions, DiskTier
@@ -22,6 +23,7 @@ from kvstore.tiers.host import HostTier
 from kvstore.tiers.pool import PoolTier
 from kvstore.tiers.pool_server import PoolServer
 from kvstore.tiers.pool_topology import PoolOptions
+from kvstore.tiers.shared_host import SharedHostOptions, SharedHostTier
 from tests.samples.pages import LAYOUT, buffers, chain, page, page_data, strangers
 
 CAPACITY_PAGES = 8
@@ -67,11 +69,16 @@ class Bench:
         return [bytes(buffer) if answer is not None else None for buffer, answer in zip(out, found, strict=True)]
 
 
-@pytest.fixture(params=list(Tier), ids=lambda tier: tier.label)
+SHARED = "shared host"
+"""The host tier that several processes have in common, beside the private one."""
+
+
+@pytest.fixture(params=[*Tier, SHARED], ids=lambda each: each if each is SHARED else each.label)
 def bench(request: pytest.FixtureRequest, tmp_path: Path, pool_server: PoolServer) -> Iterator[Bench]:
     changes: list[TierChange] = []
     size = CAPACITY_PAGES * LAYOUT.page_bytes + LAYOUT.page_bytes // 2  # half a page is no page
-    build = {Tier.DEVICE: _device, Tier.HOST: _host, Tier.DISK: _disk, Tier.POOL: _pool}[request.param]
+    built_by = {Tier.DEVICE: _device, Tier.HOST: _host, Tier.DISK: _disk, Tier.POOL: _pool, SHARED: _shared}
+    build = built_by[request.param]
     clock = Clock()
     tier, flip = build(size, changes.append, tmp_path, pool_server, clock)
     yield Bench(tier, changes, flip, clock)
@@ -103,6 +110,29 @@ def _host(size: int, on_change: OnChange, path: Path, server: PoolServer, clock:
         rows = tier._rows
         place = next(i for i in range(len(rows)) if rows[i].tobytes() == page_data(key))
         rows[place, 100] ^= 1
+
+    return tier, flip
+
+
+def _shared(size: int, on_change: OnChange, path: Path, server: PoolServer, clock: Clock) -> Built:
+    daemon = SharedHost(path / "host.sock", capacity_bytes=size, clock=clock)
+    threading.Thread(target=daemon.serve, daemon=True).start()
+    tier = SharedHostTier(
+        LAYOUT, path / "host.sock", capacity_bytes=size, on_change=on_change, retention=RULES, clock=clock,
+        options=SharedHostOptions(ask_s=PATIENCE),
+    )  # fmt: skip
+    close = tier.close
+
+    def close_both() -> None:
+        close()
+        daemon.close()
+
+    tier.close = close_both
+
+    def flip(key: PageKey) -> None:
+        loan = tier.lend([key])
+        loan.pages[0].data[100] ^= 1
+        tier.take_back(loan)
 
     return tier, flip
 
@@ -314,7 +344,7 @@ def test_a_forgotten_namespace_is_gone_and_no_other(bench: Bench) -> None:
 
 
 below_the_device = pytest.mark.parametrize(  # whose pages are its engine's to keep
-    "bench", [Tier.HOST, Tier.DISK, Tier.POOL], ids=lambda tier: tier.label, indirect=True
+    "bench", [Tier.HOST, Tier.DISK, Tier.POOL, SHARED], ids=["host", "disk", "pool", SHARED], indirect=True
 )
 
 

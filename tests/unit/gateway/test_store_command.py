@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +13,14 @@ import redis
 
 from gateway.cli import main
 from kvstore.at_rest import AtRest
+from kvstore.breaker import BreakerOptions
+from kvstore.deadline import Allowance
 from kvstore.encryption import KeyRing, key_id
 from kvstore.tiers.disk import DiskOptions, DiskTier
 from kvstore.tiers.pool import PoolTier
 from kvstore.tiers.pool_server import PoolServer
 from kvstore.tiers.pool_topology import PoolOptions
+from kvstore.tiers.shared_host import SharedHostOptions, SharedHostTier
 from tests.samples.pages import LAYOUT, chain, page, page_data
 
 PAGES = [*chain(3), *chain(2, salt="tenant")]
@@ -122,6 +126,23 @@ def test_encrypted_pages_are_looked_into_by_who_has_the_key(
     assert main(["store", "verify", "--disk", str(folder), "--json"]) == 1
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["pages"], found["bad"]) == (4, {"authentication": 1})
+
+
+def test_a_host_tier_is_served_until_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "host.sock"
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    words = ["store", "serve-host", "--socket", str(path), "--gb", "0.001"]
+    daemon = threading.Thread(target=main, args=(words,), daemon=True)
+    daemon.start()
+    options = SharedHostOptions(ask_s=Allowance(60.0), breaker=BreakerOptions(first_probe_s=0.01, longest_probe_s=0.05))
+    tier = SharedHostTier(LAYOUT, path, capacity_bytes=8 * LAYOUT.page_bytes, options=options)
+    assert tier.breaker.wait_closed(60)
+    assert all(tier.put([page(entry) for entry in PAGES]))
+    assert main(words) == 1
+    assert "cannot serve a host tier" in capsys.readouterr().err
+    tier.close()
 
 
 def test_what_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
