@@ -94,6 +94,7 @@ class TieredStore:
         self._lock = threading.Lock()
         self._spilling = 0  # pages accepted and not yet copied out of the device
         self._spill_dropped = 0
+        self._forgotten = 0  # how often pages were forgotten
         self._closed = False
 
     def fetch(self, keys: Sequence[PageKey], slots: Sequence[int]) -> Future[list[Tier]]:
@@ -153,7 +154,10 @@ class TieredStore:
 
     def forget(self, namespace: Namespace) -> int:
         """Forget a namespace in every tier; return how many pages of all tiers that were."""
-        return self.device.forget(namespace) + self.below.forget(namespace)
+        forgotten = self.device.forget(namespace)
+        with self._lock:  # what is being spilled was copied by now, and goes again if it lands too late to be found
+            self._forgotten += 1
+        return forgotten + self.below.forget(namespace)
 
     def retire(self, keys: Sequence[PageKey]) -> None:
         """The run that these pages belong to has ended: in every tier they go before all others."""
@@ -190,6 +194,7 @@ class TieredStore:
 
     def _write_through(self, slots: Sequence[int]) -> None:
         """Copy what some tier lacks out of the device, let the device go, then give it to the tiers below."""
+        forgotten = self._forgotten
         try:
             entries = [(slot, entry) for slot in slots if (entry := self.device.entry(slot)) is not None]
             held = [tier.exists([key for _, (key, _) in entries]) for tier in self.lower]
@@ -207,6 +212,8 @@ class TieredStore:
             stored = self.below.put(pages)
             if self.below.has_host:  # and all of it in use: this thread may wait for the tiers below
                 self.below.write([page for page, done in zip(pages, stored, strict=True) if not done])
+            if self._forgotten != forgotten:
+                self.below.remove([page.key for page in pages])
         finally:
             self.below.in_flight.release(mine)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from kvstore.deadline import Allowance
-from kvstore.page import PageKey, PageMeta, Tier
+from kvstore.page import Namespace, PageKey, PageMeta, Tier
 from kvstore.store import StoreOptions, TieredStore
-from kvstore.tiers.base import PagesStored, TierChange
+from kvstore.tiers.base import Page, PagesStored, TierChange
 from kvstore.tiers.device import DeviceTier
 from kvstore.tiers.disk import DiskTier
 from kvstore.tiers.host import HostTier
@@ -232,6 +232,24 @@ def test_spilling_faster_than_a_tier_writes_drops_the_last_pages_and_never_block
     device.release(slots)
     assert device.evictable_pages == 12
     store.close()
+
+
+def test_a_namespace_forgotten_while_its_pages_are_spilled_does_not_come_back(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, store = setup.device, setup.store
+    put, pages = store.below.put, chain(3, salt="mine")
+
+    def forget_and_put(spilled: Sequence[Page]) -> list[bool]:
+        store.forget(Namespace("mine"))
+        return put(spilled)
+
+    monkeypatch.setattr(store.below, "put", forget_and_put)
+    slots = compute(device, pages)
+    store.spill(slots)
+    assert store.flush(60)
+    assert store.below.exists(keys_of(pages)) == [False] * 3
+    device.release(slots)
 
 
 def test_closing_answers_what_waits(setup: Setup) -> None:
