@@ -227,7 +227,7 @@ def scan_text(text: str, start: int = 0, *, whole: bool = True, grows: str | Non
     scanner = _Scanner(text, 0, grows)
 
     def read() -> tuple[int, int]:
-        first, end = scanner.object(start)
+        first, end = scanner.whole_object(start)
         return first, scanner.whole(end) if whole else end
 
     first, end = _saying_what(read, 0)
@@ -258,7 +258,7 @@ class _Scanner:
         self.members: list[Member] = []
         self.ends: list[int] = []
 
-    def object(self, start: int) -> tuple[int, int]:
+    def whole_object(self, start: int) -> tuple[int, int]:
         """Read the object that begins at ``start``; return where it does, and its end."""
         text = self._text
         first = _skip(text, start)
