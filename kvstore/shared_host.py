@@ -51,7 +51,7 @@ from kvstore.tiers.shared_wire import (
     Welcome,
     frame,
     receive,
-)  # fmt: skip
+)
 
 log = logging.getLogger(__name__)
 
@@ -68,11 +68,12 @@ class SharedSlab:
         self.fingerprint, self.page_bytes, self.slots = hello.fingerprint, hello.page_bytes, slots
         self.bytes = slots * hello.page_bytes
         self.clock = clock
+        self.fd = os.memfd_create("keepwarm-host", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            self.fd = os.memfd_create("keepwarm-host", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.posix_fallocate(self.fd, 0, self.bytes)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         except OSError as error:
+            os.close(self.fd)
             raise MediumError(f"no memory for {slots} pages of {hello.page_bytes} bytes: {error}") from error
         self.lock = threading.Lock()
         self._quotas = {Namespace(salt, adapter): pages for salt, adapter, pages in hello.quotas}
@@ -344,7 +345,7 @@ class SharedHost:
         slab = self._slabs.get(hello.fingerprint)
         if slab is not None:
             return slab
-        slots = hello.capacity_bytes // hello.page_bytes
+        slots = hello.capacity_bytes // max(1, hello.page_bytes)
         for fingerprint, other in list(self._slabs.items()):  # those that nobody uses make room, oldest first
             if slots * hello.page_bytes <= self._free_bytes:
                 break

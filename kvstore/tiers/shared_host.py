@@ -52,7 +52,7 @@ from kvstore.tiers.shared_wire import (
     Welcome,
     frame,
     receive,
-)  # fmt: skip
+)
 from kvstore.tiers.slotted import check_buffers
 
 log = logging.getLogger(__name__)
