@@ -113,4 +113,5 @@ def _table(dtype: torch.dtype, is_of_pairs: bool) -> npt.NDArray[np.unsignedinte
     pairs = np.arange(1 << 16)
     wider = np.uint64 if dtype.itemsize == 4 else np.uint32
     low, high = bits[pairs & 255].astype(wider), bits[pairs >> 8].astype(wider)
-    return low | high << wider(8 * dtype.itemsize)
+    both: npt.NDArray[np.unsignedinteger] = low | high << wider(8 * dtype.itemsize)
+    return both

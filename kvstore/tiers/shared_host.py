@@ -22,7 +22,7 @@ import numpy as np
 
 from kvstore.breaker import Breaker, BreakerOptions
 from kvstore.deadline import Allowance
-from kvstore.memory import copy_and_hash
+from kvstore.memory import ByteRows, copy_and_hash
 from kvstore.outbox import Outbox
 from kvstore.page import Namespace, PageKey, PageLayout, PageMeta, Tier, key_fingerprint
 from kvstore.retention import RetentionRules
@@ -76,7 +76,7 @@ class _Connected:
     def __init__(self, connection: socket.socket, life: int, fd: int, slots: int, page_bytes: int) -> None:
         self.socket, self.first_slot, self.slots = connection, life * _LIFE, slots
         area = mmap.mmap(fd, slots * page_bytes, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
-        rows = np.frombuffer(area, dtype=np.uint8).reshape(slots, page_bytes)
+        rows: ByteRows = np.frombuffer(area, dtype=np.uint8).reshape(slots, page_bytes)
         self.views = [memoryview(row) for row in rows]  # who holds one keeps the memory, whatever becomes of the daemon
         self.decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
