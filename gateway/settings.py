@@ -103,9 +103,9 @@ class StreamSettings(_Strict):
 class RoutingSettings(_Strict):
     """How an instance is chosen. Rates are where learning starts."""
 
-    policy: Literal[
-        "expected-ttft", "fewest-requests", "fewest-tokens", "prefix", "round-robin", "session-hash"
-    ] = "expected-ttft"
+    policy: Literal["expected-ttft", "fewest-requests", "fewest-tokens", "prefix", "round-robin", "session-hash"] = (
+        "expected-ttft"
+    )
     seed: int = 0
     through: Name | None = None  # gets every request; which of the others would have been chosen is recorded
     prefill_tokens_per_s: Annotated[float, Field(gt=0)] = 2_000.0

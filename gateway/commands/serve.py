@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import sys
 import time
@@ -58,6 +59,12 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
+_COLLECTOR = (50_000, 20, 20)
+"""How many objects more than before the garbage collector waits for, and how many of its rounds before a longer one. A
+gateway holds millions of small objects for long (words, prompts, names of blocks): going through them at the usual pace
+takes a sixth of its time. Reference counts free nearly all that requests leave behind; cycles still go, in larger lots."""
+
+
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C; 0 after an orderly end, 1 when the gateway could not start or live."""
     try:
@@ -72,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _serve(settings: Settings, place: WorkerPlace | None = None, listens: Callable[[], None] = lambda: None) -> int:
     """Be the gateway, or one worker of it; return the exit status."""
+    gc.set_threshold(*_COLLECTOR)
 
     def announce(gateway: Gateway) -> None:
         listens()
