@@ -17,18 +17,18 @@ from itertools import islice
 
 from kvstore.announce import parents_first
 from kvstore.breaker import Breaker
-from kvstore.codec import PageHeader, checksum, seal, sealed_length, unseal, verify_header
+from kvstore.codec import PageHeader, seal, sealed_length
 from kvstore.errors import RecordError
 from kvstore.page import KEY_BYTES, Namespace, PageKey, PageLayout, PageMeta, Tier, key_fingerprint
-from kvstore.page_forms import PageForms, Workshop, forms_of
+from kvstore.page_forms import PageForms, forms_of
 from kvstore.policy import EvictionPolicy
 from kvstore.retention import RetentionRules
 from kvstore.tiers.base import Found, OnChange, Page, PagesRemoved, PagesStored
-from kvstore.tiers.pool_client import SCAN_NAMES, UNAVAILABLE, PoolClient, Unavailable
+from kvstore.tiers.pool_client import SCAN_NAMES, UNAVAILABLE, PoolClient
 from kvstore.tiers.pool_debts import ForgetDebts
 from kvstore.tiers.pool_topology import PoolOptions
 from kvstore.tiers.pool_url import without_secret
-from kvstore.tiers.resp import ErrorReply, Value
+from kvstore.tiers.pool_values import PoolValues
 from kvstore.tiers.slotted import Fault, SlottedTier, check_buffers
 
 POOL_PREFIX = b"keepwarm:"
@@ -65,6 +65,7 @@ class PoolTier(SlottedTier):
         )
         self.options = options if options is not None else PoolOptions()
         self._forms = forms_of(layout, self.options.at_rest)
+        self._values = PoolValues(self.page_bytes, self._forms, clock)
         self._server = PoolClient(url, self.options)
         self._prefix = POOL_PREFIX + self._fingerprint.hex().encode() + b":"
         self._debts = ForgetDebts(
@@ -93,7 +94,9 @@ class PoolTier(SlottedTier):
         else:
             names, rows = [self._name(keys[place]) for place in ours], [out[place] for place in ours]
             for place, value in zip(ours, self._server.get(names, rows, deadline_s), strict=True):
-                answers[place] = self._accept(keys[place], value, out[place])
+                answers[place] = self._values.accept(keys[place], value, out[place])
+        if owed := self._debts.owed:
+            answers = ["forgotten" if _is_of(owed, answer) else answer for answer in answers]
         self._settle_reads(keys, answers, known)
         with self._lock:
             self._stats.get_latency.observe(time.perf_counter_ns() - began_ns)
@@ -115,7 +118,7 @@ class PoolTier(SlottedTier):
                 rows = workshop.rows[: len(part)]
                 values = self._server.get([self._name(keys[place]) for place in part], rows, deadline_s)
                 for place, row, value in zip(part, rows, values, strict=True):
-                    answers[place] = self._accept(keys[place], value, row, out[place], workshop)
+                    answers[place] = self._values.accept(keys[place], value, row, out[place], workshop)
 
     def put(self, pages: Sequence[Page]) -> list[bool]:
         """See ``PageTier``. One round trip to learn what is there, then only the rest is sent."""
@@ -256,56 +259,6 @@ class PoolTier(SlottedTier):
             self._server.ask(b"UNLINK", [self._name(key) for key in evicted])
         return True
 
-    def _accept(
-        self,
-        key: PageKey,
-        value: Value | ErrorReply | Unavailable | None,
-        row: memoryview,
-        out: memoryview | None = None,
-        workshop: Workshop | None = None,
-    ) -> Found | str:
-        """Return what a value is whose end is in ``row``, or why it is refused; bring its page to ``out``, if given."""
-        if value is None:
-            return "absent"
-        if isinstance(value, Unavailable):
-            return "unavailable"
-        if isinstance(value, ErrorReply):
-            return "record"
-        head: memoryview | bytes = value.head
-        if value.length < self.page_bytes:
-            head = row[: value.length]
-        elif sealed_length(head) > len(head):
-            head = value.head + bytes(row[: sealed_length(head) - len(head)])  # one that was cut, or is stored narrow
-        try:
-            header, start = self._unseal(key, head)
-            end = min(value.length, self.page_bytes)
-            stored_bytes = self.page_bytes if header.form is None else header.form.length
-            if value.length != start + stored_bytes:
-                return "length"
-            if 0 < header.expires_at_s <= self._clock():
-                return "expired"
-            if self._forms is None or out is None or workshop is None:
-                found = checksum(row)
-                if found != header.checksum:
-                    return "checksum"
-            else:
-                found = self._forms.restore(header, row[end - stored_bytes : end], out, workshop)
-        except RecordError as error:
-            return error.reason
-        if header.meta.namespace in self._debts.owed:
-            return "forgotten"
-        return Found(found, header.meta, header.expires_at_s)
-
-    def _unseal(self, key: PageKey, head: memoryview | bytes) -> tuple[PageHeader, int]:
-        """Return what a value's head says, all that this process may know of it. Raises ``RecordError``."""
-        header, start = unseal(key, head, PageHeader)
-        verify_header(header, key, self.page_bytes)
-        if self._forms is not None:
-            return self._forms.open_header(header), start
-        if header.form is not None:
-            raise RecordError("form" if header.form.envelope is None else "unknown_key")
-        return header, start
-
     def _settle_reads(
         self, keys: Sequence[PageKey], answers: Sequence[Found | str], known: Sequence[object | None]
     ) -> None:
@@ -364,7 +317,7 @@ class PoolTier(SlottedTier):
             (reply,) = self._server.ask(b"GETRANGE", [name], b"0", b"%d" % (sealed_length(head) - 1))
             head = reply if isinstance(reply, bytes) else head
         try:
-            header, _ = self._unseal(key, head)
+            header, _ = self._values.unseal(key, head)
         except RecordError as error:
             with self._lock:
                 if error.reason != "form":
@@ -378,6 +331,10 @@ class PoolTier(SlottedTier):
     def _key_of(self, name: bytes) -> PageKey | None:
         key = named_key(name)
         return key if key is not None and key_fingerprint(key) == self._fingerprint else None
+
+
+def _is_of(namespaces: frozenset[Namespace], answer: Found | str) -> bool:
+    return isinstance(answer, Found) and answer.meta.namespace in namespaces
 
 
 def named_key(name: bytes) -> PageKey | None:

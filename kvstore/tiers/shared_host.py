@@ -7,31 +7,24 @@ daemon that is away, late or gone is an immediate miss until a probe in the back
 
 from __future__ import annotations
 
-import logging
-import mmap
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
-from kvstore.breaker import Breaker, BreakerOptions
-from kvstore.deadline import Allowance
-from kvstore.memory import ByteRows, copy_and_hash
+from kvstore.breaker import Breaker
+from kvstore.memory import copy_and_hash
 from kvstore.outbox import Outbox
 from kvstore.page import Namespace, PageKey, PageLayout, PageMeta, Tier, key_fingerprint
 from kvstore.retention import RetentionRules
 from kvstore.tiers.base import PIN_S, Found, OnChange, Page, PagesRemoved, PagesStored, TierChange, TierStats
 from kvstore.tiers.host import Loan
+from kvstore.tiers.shared_client import Connected, SharedClient, SharedHostOptions
 from kvstore.tiers.shared_wire import (
     WIRE_VERSION,
     Acquire,
-    Answer,
     Check,
     Clear,
     Entry,
@@ -40,7 +33,6 @@ from kvstore.tiers.shared_wire import (
     Hello,
     Pin,
     Publish,
-    Refused,
     Release,
     Remove,
     Reply,
@@ -49,36 +41,10 @@ from kvstore.tiers.shared_wire import (
     Retire,
     Scan,
     Unpin,
-    Welcome,
-    frame,
-    receive,
 )
 from kvstore.tiers.slotted import check_buffers
 
-log = logging.getLogger(__name__)
-
-_TAKEN_BYTES_PER_S = 200e6  # of fresh memory, on a busy machine
 _ANNOUNCE_S = 10.0
-_LIFE = 1 << 32  # slots of one connection's life are told from those of the next by this
-
-
-@dataclass(frozen=True, slots=True)
-class SharedHostOptions:
-    """Limits of one engine's share."""
-
-    ask_s: Allowance = field(default_factory=Allowance)  # of one question to the daemon
-    breaker: BreakerOptions = field(default_factory=BreakerOptions)
-
-
-class _Connected:
-    """One life of the connection: the socket and the memory that came with it."""
-
-    def __init__(self, connection: socket.socket, life: int, fd: int, slots: int, page_bytes: int) -> None:
-        self.socket, self.first_slot, self.slots = connection, life * _LIFE, slots
-        area = mmap.mmap(fd, slots * page_bytes, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
-        rows: ByteRows = np.frombuffer(area, dtype=np.uint8).reshape(slots, page_bytes)
-        self.views = [memoryview(row) for row in rows]  # who holds one keeps the memory, whatever becomes of the daemon
-        self.decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 class SharedHostTier:
@@ -101,22 +67,23 @@ class SharedHostTier:
         whoever's they are; what the first engine of the layout says is what holds."""
         self.options = options if options is not None else SharedHostOptions()
         self.on_change = on_change
-        self._path, self._layout, self._clock = path, layout, clock
+        self._clock = clock
         self._page_bytes, self._fingerprint = layout.page_bytes, layout.fingerprint
         self._slots = capacity_bytes // layout.page_bytes
         self._retention = retention if retention is not None else RetentionRules()
         self._stats = TierStats()
-        self._lock = threading.Lock()  # of the connection: one question at a time
         self._counts = threading.Lock()  # of the statistics
         self._outbox: Outbox[TierChange] = Outbox()
-        self._told: dict[PageKey, None] = {}  # pages that ``on_change`` knows of
-        self._life = 0
-        self._connected: _Connected | None = None
+        self._told: dict[PageKey, None] = {}  # pages that ``on_change`` knows of; under the client's lock
         self._used = 0
-        self._closed = False
-        self.breaker = Breaker(f"shared host tier {path}", self._probe, self.options.breaker)
-        if not self._probe():
-            self.breaker.trip("no daemon answers")
+        self._daemon = SharedClient(
+            path, self._hello, self.options, heard=self._hear, lost=self._lose, found=self._find
+        )
+
+    @property
+    def breaker(self) -> Breaker:
+        """Whether the daemon is in use."""
+        return self._daemon.breaker
 
     @property
     def page_bytes(self) -> int:
@@ -126,7 +93,8 @@ class SharedHostTier:
     @property
     def capacity_bytes(self) -> int:
         """The most bytes of pages that all engines' together are."""
-        return self._slots * self._page_bytes
+        connected = self._daemon.connected
+        return (self._slots if connected is None else connected.slots) * self._page_bytes
 
     def exists(self, keys: Sequence[PageKey]) -> list[bool]:
         """See ``PageTier``. One question to the daemon."""
@@ -150,7 +118,7 @@ class SharedHostTier:
                     found[place] = Found(one, entry.meta, entry.expires_at_s)
                 else:
                     spoiled.append((entry.key, entry.slot))
-            self._send(Release([entry.slot for entry in held], spoiled), connected)
+            self._daemon.send(Release([entry.slot for entry in held], spoiled), connected)
             if spoiled:
                 self._ask(Exists([]))  # and hear what became of it
         self._count(keys, found, len(spoiled), expired, is_there=connected is not None, began_ns=began_ns)
@@ -164,15 +132,14 @@ class SharedHostTier:
         began_ns = time.perf_counter_ns()
         foreign = sum(key_fingerprint(page.key) != self._fingerprint for page in pages)
         wanted = [Entry(page.key, page.meta, page.checksum, self._expiry(page)) for page in pages]
-        with self._lock:
-            reply = self._ask_locked(Reserve(wanted))
-            connected = self._connected
+        answer = self._daemon.ask(Reserve(wanted))
         self._deliver()
-        if reply is None or connected is None:
+        if answer is None:
             with self._counts:
                 self._stats.dropped += len(pages)
                 self._stats.alarm("fingerprint", foreign)
             return [False] * len(pages)
+        reply, connected = answer
         mine: dict[int, int] = {}  # places of pages by the slots that they were given
         for place, entry in enumerate(reply.entries):
             if entry is not None and entry.slot >= 0:
@@ -205,10 +172,10 @@ class SharedHostTier:
 
     def take_back(self, loan: Loan) -> None:
         """See ``LendingTier``. What a daemon lent that is gone is nobody's."""
-        connected = self._connected
+        connected = self._daemon.connected
         if connected is not None and loan.slots:
             mine = [slot - connected.first_slot for slot in loan.slots]
-            self._send(Release([slot for slot in mine if 0 <= slot < connected.slots]), connected)
+            self._daemon.send(Release([slot for slot in mine if 0 <= slot < connected.slots]), connected)
 
     def remove(self, keys: Sequence[PageKey]) -> int:
         """See ``PageTier``. For every engine."""
@@ -225,7 +192,7 @@ class SharedHostTier:
 
     def unpin(self, keys: Sequence[PageKey]) -> None:
         """See ``PageTier``."""
-        self._send(Unpin(list(keys)), self._connected)
+        self._daemon.send(Unpin(list(keys)), self._daemon.connected)
 
     def retire(self, keys: Sequence[PageKey]) -> None:
         """See ``PageTier``."""
@@ -239,7 +206,7 @@ class SharedHostTier:
     def announce(self, limit: int) -> int:
         """See ``PageTier``."""
         pages = tuple(self.scan())[:limit]
-        with self._lock:
+        with self._daemon.lock:
             self._tell(PagesStored(self.tier, pages) if pages else None)
         self._deliver()
         return len(pages)
@@ -264,123 +231,58 @@ class SharedHostTier:
 
     def close(self) -> None:
         """See ``PageTier``. The pages stay, for the others and for the next of us."""
-        self._closed = True
-        self.breaker.stop()
-        with self._lock:
-            self._part("")
-
-    def _acquire(self, keys: Sequence[PageKey], *, wanted: bool) -> tuple[_Connected | None, list[Entry | None]]:
-        with self._lock:
-            reply = self._ask_locked(Acquire(list(keys), wanted))
-            connected = self._connected
+        self._daemon.close()
         self._deliver()
-        if reply is None or connected is None:
-            return None, [None] * len(keys)
-        return connected, list(reply.entries)
 
-    def _ask(self, request: Request, connected: _Connected | None = None) -> Reply | None:
-        """Return the daemon's reply, ``None`` if there is none, or if the connection is another than ``connected``."""
-        with self._lock:
-            is_mine = connected is None or connected is self._connected
-            reply = self._ask_locked(request) if is_mine else None
+    def _acquire(self, keys: Sequence[PageKey], *, wanted: bool) -> tuple[Connected | None, list[Entry | None]]:
+        answer = self._daemon.ask(Acquire(list(keys), wanted))
         self._deliver()
-        return reply
+        return (None, [None] * len(keys)) if answer is None else (answer[1], list(answer[0].entries))
 
-    def _ask_locked(self, request: Request) -> Reply | None:
-        connected = self._connected
-        if connected is None or not self.breaker.closed:
-            return None
-        try:
-            connected.socket.settimeout(self.options.ask_s.seconds())
-            connected.socket.sendall(frame(request))
-            answer = receive(connected.socket, connected.decoder)
-        except (OSError, msgspec.DecodeError) as error:
-            self._part(f"no answer: {error}")
-            return None
-        if not isinstance(answer, Reply):
-            self._part("the daemon has closed")
-            return None
-        self._used = answer.used
-        for change in answer.changes:
+    def _ask(self, request: Request, of: Connected | None = None) -> Reply | None:
+        """Return the daemon's reply, ``None`` if there is none, or if the connection is another than ``of``."""
+        answer = self._daemon.ask(request, of)
+        self._deliver()
+        return None if answer is None else answer[0]
+
+    def _hear(self, reply: Reply) -> None:
+        """Take what every reply tells; the client's lock is held."""
+        self._used = reply.used
+        for change in reply.changes:
             self._tell(PagesStored(self.tier, tuple(change.stored)) if change.stored else None)
             self._tell(PagesRemoved(self.tier, tuple(change.removed)) if change.removed else None)
-        return answer
 
-    def _send(self, request: Request, connected: _Connected | None) -> None:
-        """Tell the daemon something that has no reply, over the connection that it is about."""
-        with self._lock:
-            if connected is None or connected is not self._connected:
-                return
-            try:
-                connected.socket.settimeout(self.options.ask_s.seconds())
-                connected.socket.sendall(frame(request))
-            except OSError as error:
-                self._part(f"cannot tell it anything: {error}")
-        self._deliver()
-
-    def _part(self, reason: str) -> None:
-        """Give up the connection, and what it held; the caller holds the lock."""
-        connected, self._connected = self._connected, None
-        if connected is not None:
-            connected.socket.close()
+    def _lose(self) -> None:
+        """The connection has ended: no page is within reach. The client's lock is held."""
         self._used = 0
         if self._told:
             self._tell(PagesRemoved(self.tier, tuple(self._told)))
-        if reason:
-            self.breaker.trip(reason)
 
-    def _probe(self) -> bool:
-        """Connect, if that is not done; the breaker's thread does it when the daemon was away."""
-        try:
-            connected = self._connect()
-        except (OSError, msgspec.DecodeError, ValueError) as error:
-            log.debug("shared host tier %s: %s", self._path, error)
-            return False
-        with self._lock:
-            if self._closed:
-                connected.socket.close()
-                return True
-            self._connected, self._slots = connected, connected.slots
-        if self.on_change is not None and self._life > 1:
-            threading.Thread(target=self._announce_again, name="kvstore-shared-announce", daemon=True).start()
-        return True
+    def _find(self) -> None:
+        """There is a connection again; what is there is told once questions are asked again."""
 
-    def _announce_again(self) -> None:
-        """Tell of what there is after the connection was lost, once questions are asked again."""
-        if self.breaker.wait_closed(_ANNOUNCE_S):
-            self.announce(self._slots)
+        def announce() -> None:
+            if self.breaker.wait_closed(_ANNOUNCE_S):
+                self.announce(self._slots)
 
-    def _connect(self) -> _Connected:
+        if self.on_change is not None:
+            threading.Thread(target=announce, name="kvstore-shared-announce", daemon=True).start()
+
+    def _hello(self) -> Hello:
         default = self._retention.default.quota_bytes
         quotas = [
             (space.salt, space.adapter, None if rule.quota_bytes is None else rule.quota_bytes // self._page_bytes)
             for space, rule in self._retention.by_namespace.items()
         ]
-        hello = Hello(
-            WIRE_VERSION, self._fingerprint, self._page_bytes, self._slots * self._page_bytes,
-            self.on_change is not None, None if default is None else default // self._page_bytes,
-            quotas if self._retention.has_quotas else [],
-        )  # fmt: skip
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        fds: list[int] = []
-        try:
-            connection.settimeout(
-                self.options.ask_s.seconds(self._slots * self._page_bytes)
-            )  # it may take the memory now
-            connection.connect(str(self._path))
-            connection.sendall(frame(hello))
-            data, fds, _, _ = socket.recv_fds(connection, 1 << 16, 1)
-            answer = msgspec.msgpack.decode(data[4:], type=Welcome | Refused)
-            if isinstance(answer, Refused) or not fds:
-                raise ValueError(answer.reason if isinstance(answer, Refused) else "no memory came along")
-            self._life += 1
-            return _Connected(connection, self._life, fds[0], answer.slots, self._page_bytes)
-        except BaseException:
-            connection.close()
-            raise
-        finally:
-            for fd in fds:
-                os.close(fd)
+        return Hello(
+            WIRE_VERSION,
+            self._fingerprint,
+            self._page_bytes,
+            self._slots * self._page_bytes,
+            follows=self.on_change is not None,
+            quota_pages=None if default is None else default // self._page_bytes,
+            quotas=quotas if self._retention.has_quotas else [],
+        )
 
     def _counted(self, request: Request) -> int:
         reply = self._ask(request)
@@ -416,7 +318,7 @@ class SharedHostTier:
         return 0 if ttl_s is None else max(1, int(self._clock() + ttl_s))
 
     def _tell(self, change: TierChange | None) -> None:
-        """Queue a change in order; the caller holds the lock."""
+        """Queue a change in order; the client's lock is held."""
         if change is None or self.on_change is None:
             return
         if isinstance(change, PagesStored):

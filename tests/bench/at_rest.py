@@ -29,7 +29,8 @@ from kvstore.tiers.host import HostTier
 from kvstore.tiers.pool import PoolTier
 from kvstore.tiers.pool_server import PoolServer
 from kvstore.tiers.pool_topology import PoolOptions
-from kvstore.tiers.shared_host import SharedHostOptions, SharedHostTier
+from kvstore.tiers.shared_client import SharedHostOptions
+from kvstore.tiers.shared_host import SharedHostTier
 
 BATCH = 32
 PATIENT = Allowance(600.0)

@@ -19,7 +19,8 @@ from kvstore.page_store import PageStore, PageStoreOptions
 from kvstore.shared_host import SharedHost
 from kvstore.tiers.base import PagesRemoved, PagesStored, TierChange
 from kvstore.tiers.disk import DiskTier
-from kvstore.tiers.shared_host import SharedHostOptions, SharedHostTier
+from kvstore.tiers.shared_client import SharedHostOptions
+from kvstore.tiers.shared_host import SharedHostTier
 from tests.samples.pages import LAYOUT, buffers, chain, page, page_data, strangers
 from tests.samples.shared_host_client import STAGES
 
@@ -132,6 +133,7 @@ def test_a_daemon_that_hangs_costs_one_deadline(daemon: Daemon) -> None:
     short = SharedHostOptions(ask_s=Allowance(0.2), breaker=BreakerOptions(first_probe_s=3600.0))
     tier = opened(daemon.path, short)
     os.kill(daemon.process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, daemon.process.pid, os.WSTOPPED)
     assert reads(tier, KEYS) == [None] * 4
     assert not tier.breaker.closed
     assert reads(tier, KEYS) == [None] * 4

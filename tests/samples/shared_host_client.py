@@ -13,7 +13,8 @@ from pathlib import Path
 
 from kvstore.deadline import Allowance
 from kvstore.tiers import shared_host
-from kvstore.tiers.shared_host import SharedHostOptions, SharedHostTier
+from kvstore.tiers.shared_client import SharedHostOptions
+from kvstore.tiers.shared_host import SharedHostTier
 from tests.samples.pages import LAYOUT, buffers, page, strangers
 
 STAGES = ("while it reads", "while it writes", "with pages pinned", "with pages lent")

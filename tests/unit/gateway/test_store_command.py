@@ -20,7 +20,8 @@ from kvstore.tiers.disk import DiskOptions, DiskTier
 from kvstore.tiers.pool import PoolTier
 from kvstore.tiers.pool_server import PoolServer
 from kvstore.tiers.pool_topology import PoolOptions
-from kvstore.tiers.shared_host import SharedHostOptions, SharedHostTier
+from kvstore.tiers.shared_client import SharedHostOptions
+from kvstore.tiers.shared_host import SharedHostTier
 from tests.samples.pages import LAYOUT, chain, page, page_data
 
 PAGES = [*chain(3), *chain(2, salt="tenant")]
