@@ -60,9 +60,9 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 _COLLECTOR = (50_000, 20, 20)
-"""How many objects more than before the garbage collector waits for, and how many of its rounds before a longer one. A
-gateway holds millions of small objects for long (words, prompts, names of blocks): going through them at the usual pace
-takes a sixth of its time. Reference counts free nearly all that requests leave behind; cycles still go, in larger lots."""
+"""How many objects more than before the collector waits for, and how many of its rounds before a longer one. A gateway
+holds millions of small objects for long (words, prompts, names of blocks): going through them at the usual pace takes
+a sixth of its time. Reference counts free nearly all that requests leave behind; cycles still go, in larger lots."""
 
 
 def run(args: argparse.Namespace) -> int:
