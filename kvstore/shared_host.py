@@ -36,6 +36,7 @@ from kvstore.tiers.shared_wire import (
     Entry,
     Exists,
     Forget,
+    Frames,
     Hello,
     Pin,
     Publish,
@@ -50,7 +51,6 @@ from kvstore.tiers.shared_wire import (
     Unpin,
     Welcome,
     frame,
-    receive,
 )
 
 log = logging.getLogger(__name__)
@@ -305,13 +305,13 @@ class SharedHost:
     def _converse(self, connection: socket.socket) -> None:
         """One connection's thread."""
         session = None
-        decoder = msgspec.msgpack.Decoder(Request)
+        frames = Frames(connection, msgspec.msgpack.Decoder(Request))
         try:
             connection.settimeout(_HELLO_S)
-            session = self._welcome(connection, receive(connection, decoder))
+            session = self._welcome(connection, frames.receive())
             connection.settimeout(None)
             while session is not None and not session.is_behind:
-                request = receive(connection, decoder)
+                request = frames.receive()
                 if request is None:
                     return
                 reply = session.answer(request)

@@ -21,7 +21,7 @@ import numpy as np
 from kvstore.breaker import Breaker, BreakerOptions
 from kvstore.deadline import Allowance
 from kvstore.memory import ByteRows
-from kvstore.tiers.shared_wire import Answer, Hello, Refused, Reply, Request, Welcome, frame, receive
+from kvstore.tiers.shared_wire import Answer, Frames, Hello, Refused, Reply, Request, Welcome, frame
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Connected:
         area = mmap.mmap(fd, slots * page_bytes, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
         rows: ByteRows = np.frombuffer(area, dtype=np.uint8).reshape(slots, page_bytes)
         self.views = [memoryview(rows[slot]) for slot in range(slots)]  # who holds one keeps the memory
-        self.decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+        self.frames: Frames[Answer] = Frames(connection, msgspec.msgpack.Decoder(Answer))
 
 
 class SharedClient:
@@ -91,7 +91,7 @@ class SharedClient:
             try:
                 connected.socket.settimeout(self._options.ask_s.seconds())
                 connected.socket.sendall(frame(request))
-                answer = receive(connected.socket, connected.decoder)
+                answer = connected.frames.receive()
             except (OSError, msgspec.DecodeError) as error:
                 self._part(f"no answer: {error}")
                 return None

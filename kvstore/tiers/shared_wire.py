@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from kvstore.page import PageMeta
 WIRE_VERSION = 1
 _LENGTH = struct.Struct("<I")
 _LONGEST = 1 << 28
+_AT_ONCE = 1 << 16
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -167,24 +168,33 @@ def frame(message: msgspec.Struct) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def receive(connection: socket.socket, decoder: msgspec.msgpack.Decoder[MessageT]) -> MessageT | None:
-    """Return the next message, ``None`` at the end. Raises ``OSError``, ``msgspec.DecodeError`` for what is none."""
-    head = _exactly(connection, _LENGTH.size)
-    if head is None:
-        return None
-    (length,) = _LENGTH.unpack(head)
-    if length > _LONGEST:
-        raise msgspec.DecodeError(f"a message of {length} bytes")
-    body = _exactly(connection, length)
-    return None if body is None else decoder.decode(body)
+class Frames(Generic[MessageT]):
+    """Reads messages off a socket; one call to the kernel for a short one."""
 
+    def __init__(self, connection: socket.socket, decoder: msgspec.msgpack.Decoder[MessageT]) -> None:
+        self._socket = connection
+        self._decoder = decoder
+        self._ahead = bytearray()
 
-def _exactly(connection: socket.socket, length: int) -> bytearray | None:
-    data = bytearray(length)
-    view = memoryview(data)
-    while len(view):
-        got = connection.recv_into(view)
-        if not got:
+    def receive(self) -> MessageT | None:
+        """Return the next message, ``None`` at the end. Raises ``OSError``, ``msgspec.DecodeError`` for no message."""
+        if not self._read(_LENGTH.size):
             return None
-        view = view[got:]
-    return data
+        (length,) = _LENGTH.unpack_from(self._ahead)
+        if length > _LONGEST:
+            raise msgspec.DecodeError(f"a message of {length} bytes")
+        end = _LENGTH.size + length
+        if not self._read(end):
+            return None
+        message = self._decoder.decode(self._ahead[_LENGTH.size : end])
+        del self._ahead[:end]
+        return message
+
+    def _read(self, least: int) -> bool:
+        """Read until so many bytes are here; ``False`` if the other end has closed before."""
+        while len(self._ahead) < least:
+            data = self._socket.recv(max(_AT_ONCE, least - len(self._ahead)))
+            if not data:
+                return False
+            self._ahead += data
+        return True
