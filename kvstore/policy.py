@@ -42,6 +42,32 @@ class EvictionPolicy(Protocol[KeyT]):
         """Return the resting page to give up next, or ``None``. The caller discards it."""
 
 
+class Succession(Generic[KeyT]):
+    """Which pages have successors that are present: what every policy must know that lets a suffix go first."""
+
+    def __init__(self) -> None:
+        self.successors: dict[KeyT, int] = {}  # how many each page has that has any; to be read
+        self._parents: dict[KeyT, KeyT | None] = {}
+
+    def add(self, key: KeyT, parent: KeyT | None) -> None:
+        """A page arrived."""
+        self._parents[key] = parent
+        if parent is not None:
+            self.successors[parent] = self.successors.get(parent, 0) + 1
+
+    def discard(self, key: KeyT) -> KeyT | None:
+        """A page is gone; return the one that has no successor any more because of it, present or not."""
+        parent = self._parents.pop(key)
+        if parent is None:
+            return None
+        left = self.successors[parent] - 1
+        if left:
+            self.successors[parent] = left
+            return None
+        del self.successors[parent]
+        return parent
+
+
 class PrefixLru(Generic[KeyT]):
     """Least recently used, suffix before prefix.
 
@@ -50,8 +76,8 @@ class PrefixLru(Generic[KeyT]):
     """
 
     def __init__(self) -> None:
-        self._parents: dict[KeyT, KeyT | None] = {}
-        self._successors: dict[KeyT, int] = {}  # of each parent, present or not
+        self._succession: Succession[KeyT] = Succession()
+        self._successors = self._succession.successors
         self._queue: OrderedDict[KeyT, None] = OrderedDict()  # resting, oldest first
         self._aside: OrderedDict[KeyT, None] = OrderedDict()  # resting, came up while a successor was present
 
@@ -60,9 +86,7 @@ class PrefixLru(Generic[KeyT]):
 
     def add(self, key: KeyT, parent: KeyT | None) -> None:
         """See ``EvictionPolicy``."""
-        self._parents[key] = parent
-        if parent is not None:
-            self._successors[parent] = self._successors.get(parent, 0) + 1
+        self._succession.add(key, parent)
 
     def use(self, key: KeyT) -> None:
         """See ``EvictionPolicy``."""
@@ -85,18 +109,11 @@ class PrefixLru(Generic[KeyT]):
     def discard(self, key: KeyT) -> None:
         """See ``EvictionPolicy``."""
         self.use(key)
-        parent = self._parents.pop(key)
-        if parent is None:
-            return
-        left = self._successors[parent] - 1
-        if left:
-            self._successors[parent] = left
-            return
-        del self._successors[parent]
-        if parent in self._aside:
-            del self._aside[parent]
-            self._queue[parent] = None
-            self._queue.move_to_end(parent, last=False)
+        end = self._succession.discard(key)
+        if end is not None and end in self._aside:
+            del self._aside[end]
+            self._queue[end] = None
+            self._queue.move_to_end(end, last=False)
 
     def victim(self) -> KeyT | None:
         """See ``EvictionPolicy``."""

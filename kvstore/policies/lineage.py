@@ -11,15 +11,15 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from typing import Generic
 
-from kvstore.policy import KeyT
+from kvstore.policy import KeyT, Succession
 
 
 class PrefixPolicy(ABC, Generic[KeyT]):
     """An ``EvictionPolicy`` of which subclasses give the order."""
 
     def __init__(self) -> None:
-        self._parents: dict[KeyT, KeyT | None] = {}
-        self._successors: dict[KeyT, int] = {}  # of each parent, present or not
+        self._succession: Succession[KeyT] = Succession()
+        self._successors = self._succession.successors
         self._first: OrderedDict[KeyT, None] = OrderedDict()  # resting; their turn has come
         self._aside: OrderedDict[KeyT, None] = OrderedDict()  # resting; came up while a successor was present
         self._ordered: set[KeyT] = set()  # resting; in the policy's own order
@@ -57,9 +57,7 @@ class PrefixPolicy(ABC, Generic[KeyT]):
 
     def add(self, key: KeyT, parent: KeyT | None) -> None:
         """See ``EvictionPolicy``."""
-        self._parents[key] = parent
-        if parent is not None:
-            self._successors[parent] = self._successors.get(parent, 0) + 1
+        self._succession.add(key, parent)
         self._arrive(key, parent)
 
     def use(self, key: KeyT) -> None:
@@ -87,18 +85,11 @@ class PrefixPolicy(ABC, Generic[KeyT]):
         """See ``EvictionPolicy``."""
         self._stir(key)
         self._depart(key)
-        parent = self._parents.pop(key)
-        if parent is None:
-            return
-        left = self._successors[parent] - 1
-        if left:
-            self._successors[parent] = left
-            return
-        del self._successors[parent]
-        if parent in self._aside:
-            del self._aside[parent]
-            self._first[parent] = None
-            self._first.move_to_end(parent, last=False)
+        end = self._succession.discard(key)
+        if end is not None and end in self._aside:
+            del self._aside[end]
+            self._first[end] = None
+            self._first.move_to_end(end, last=False)
 
     def victim(self) -> KeyT | None:
         """See ``EvictionPolicy``."""
