@@ -280,11 +280,9 @@ class Dispatcher:
         return views
 
     def _around(self, instance: Instance, now_s: float) -> Surroundings:
-        place = self.places.place(instance.id)
-        self.places.look(place, instance.load.decoding, now_s)
         facts = instance.facts
         capacity = instance.spec.capacity_tokens or (None if facts is None else facts.capacity_tokens)
-        return Surroundings(place.due_rate, place.odds, capacity)
+        return self.places.around(instance.id, instance.load.decoding, capacity, now_s)
 
 
 def _held_back(instances: Sequence[Instance], now_s: float) -> Sequence[Instance]:

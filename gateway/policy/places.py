@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from gateway.policy.outputs import OutputLengths
-from gateway.policy.pricing import Asked
+from gateway.policy.pricing import Asked, Surroundings
 from gateway.policy.reuse import Frontier, ReuseOdds
 
 _HORIZON_S = 10.0
@@ -31,6 +31,7 @@ class Place:
     due_rate: float = 0.0
     counted_s: float = -1.0
     odds: float = 0.0  # that what is given up here would have been used again
+    around: Surroundings | None = None  # as last looked at
 
 
 class Places:
@@ -91,6 +92,14 @@ class Places:
             self._last.popitem(last=False)
         if tip is not None:
             place.frontier.used(run, tip, now_s, is_resident)
+
+    def around(self, instance: str, decoding: int, capacity_tokens: float | None, now_s: float) -> Surroundings:
+        """Return what is known of an instance beside its load, half a second old at most."""
+        place = self._places.get(instance) or self.place(instance)
+        if place.around is None or not 0 <= now_s - place.counted_s < _LOOK_AGAIN_S:
+            self.look(place, decoding, now_s)
+            place.around = Surroundings(place.due_rate, place.odds, capacity_tokens)
+        return place.around
 
     def look(self, place: Place, decoding: int, now_s: float) -> None:
         """Count anew, where that was long ago, the steps a second that are due at an instance, and its odds.
