@@ -27,7 +27,8 @@ class EventCutter:
     def feed(self, data: bytes) -> list[bytes]:
         """Return the events that are complete now. Raises ``EventTooLong``."""
         buffer = self._buffer
-        if not buffer and data.endswith(b"\n\n") and b"\r" not in data:  # nearly every read of nearly every engine
+        is_plain = data.endswith(b"\n\n") and not data.endswith(b"\n\n\n") and b"\r" not in data
+        if is_plain and not buffer:  # nearly every read of nearly every engine
             if data.find(b"\n\n") == len(data) - 2:
                 return [data]
             return [event + b"\n\n" for event in data[:-2].split(b"\n\n")]

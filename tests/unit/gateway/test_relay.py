@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from engine_adapter.errors import UpstreamBroken
@@ -261,6 +261,8 @@ def test_tool_calls_are_put_together_from_their_pieces() -> None:
 PIECES = st.sampled_from(["data: a", "\n", "\r\n", "\r", ": c", "event: e", "data:b", "x"])
 
 
+@example(text="\n\n\n", cuts=[])
+@example(text="data: a\n\n\n\n\n", cuts=[])
 @given(
     text=st.lists(PIECES, max_size=30).map("".join),
     cuts=st.lists(st.integers(0, 200), max_size=8),
