@@ -100,7 +100,7 @@ def attribute(
         book = books.get(record.charge.price_version)
         _count(sums, record, book)
         result.unpriced += record.charge.amount_nano is None
-        card = _card(record, book)
+        card = card_of(record, book)
         found = prefixes.look_up(record)
         for loss in losses.of(record, found, book, card):
             result.lost.append(loss)
@@ -142,7 +142,8 @@ def _count(sums: UnitSums, record: RequestRecord, book: PriceBook | None) -> Non
         sums.saved_gpu_ns += record.usage.hit_tokens * costs.gpus_per_instance * 10**9 // costs.prefill_tokens_per_s
 
 
-def _card(record: RequestRecord, book: PriceBook | None) -> RateCard | None:
+def card_of(record: RequestRecord, book: PriceBook | None) -> RateCard | None:
+    """Return the rates by which a record was priced; ``None`` where it was not."""
     basis = record.charge.basis
     if book is None or basis is None:
         return None

@@ -16,10 +16,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from billing.attribution import card_of
 from billing.attribution_lost import Cause, LostHit, LostHits
 from billing.attribution_prefixes import Found, Prefixes
 from billing.prices import PriceBook
-from billing.rates import RATE_PER_NANO, NoPrice, RateCard
+from billing.rates import RATE_PER_NANO, RateCard
 from gateway.diagnosis.repairs import repair
 from tracing.detail import BreakKind, Comparison, Party, PromptChange, StepDetail, party_of
 from tracing.record import HitSource, RequestRecord, UsageSource
@@ -84,7 +85,7 @@ def diagnose(
     for record in records:
         previous = former.get(record.link.previous_request_id or "") if record.link is not None else None
         detail, book = details.get(record.request_id), books.get(record.charge.price_version)
-        price = _card(record, book)
+        price = card_of(record, book)
         found = prefixes.look_up(record)
         step = _Step(record, previous, detail, book, price)
         cards += step.cards(losses, found)
@@ -243,21 +244,6 @@ def price_difference(tokens: int, book: PriceBook | None, price: RateCard | None
 def without_words(card: BreakCard) -> BreakCard:
     """Return the card without excerpts."""
     return card if card.change is None else replace(card, change=replace(card.change, before=None, after=None))
-
-
-def _card(record: RequestRecord, book: PriceBook | None) -> RateCard | None:
-    basis = record.charge.basis
-    if book is None or basis is None:
-        return None
-    found = book.card(
-        basis.model,
-        basis.at_ns,
-        record.usage.prompt_tokens,
-        team=basis.team,
-        region=basis.region,
-        service_tier=basis.service_tier,
-    )
-    return None if isinstance(found, NoPrice) else found
 
 
 def _lost_time(record: RequestRecord, tokens: int) -> int | None:

@@ -167,9 +167,7 @@ class SimulatedRouter:
         ]
 
     def _around(self, name: str, load: Load, now_s: float) -> Surroundings:
-        place = self.places.place(name)
-        self.places.look(place, load.decoding, now_s)
-        return Surroundings(place.due_rate, place.odds, self._capacity)
+        return self.places.around(name, load.decoding, self._capacity, now_s)
 
     def _apply_events(self, now_s: float) -> None:
         """Let the index see what it can know by now."""
