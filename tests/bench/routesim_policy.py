@@ -35,7 +35,6 @@ from gateway.routing import (  # noqa: E402
     POLICIES,
     InstanceView,
     Request,
-    Surroundings,
     decide,
     usable_hits,
 )
@@ -156,11 +155,10 @@ class KeepwarmPolicy:
         counts = self.index.match(hashes).counts.tolist()
         views = []
         for name, (*tiers, pending) in zip(self._names, counts, strict=True):
-            load, place = self.loads[name], self.places.place(name)
-            self.places.look(place, load.decoding, now_s)
+            load = self.loads[name]
             hits = usable_hits(tiers, self._block, tokens)
             coming = min(pending * self._block, max(tokens - 1 - sum(hits), 0)) if pending else 0
-            around = Surroundings(place.due_rate, place.odds, self._capacity)
+            around = self.places.around(name, load.decoding, self._capacity, now_s)
             views.append(InstanceView(name, hits, load, around, pending_tokens=coming, matched_blocks=sum(tiers)))
         return views
 

@@ -18,7 +18,7 @@ from gateway.breaker import Breaker, BreakerOptions, State, Ticket
 from gateway.policy.costs import EngineCosts, Rates
 from gateway.policy.load import Load, Reservation, total
 from gateway.policy.places import Places
-from gateway.routing import POLICIES, InstanceView, Request, Surroundings, decide, usable_hits
+from gateway.routing import POLICIES, InstanceView, Request, decide, usable_hits
 from kvstore.page import Tier
 from radix_index.base import HashArray
 from radix_index.index import RadixIndex
@@ -204,18 +204,17 @@ class Simulation:
         self._at(engine.free_s - self.now_s, "first", flight, flight.attempt)
 
     def _views(self, hashes: HashArray, tokens: int) -> list[InstanceView]:
-        matches, views = self.index.match(hashes), []
+        matches, views, capacity = self.index.match(hashes), [], self.options.capacity_blocks * BLOCK
         for name, engine in self.engines.items():
             match = matches.get(name)
             tiers, pending = (match.tier_blocks, match.pending_blocks) if match is not None else ((0, 0, 0, 0), 0)
-            hits, place = usable_hits(tiers, BLOCK, tokens), self.places.place(name)
-            self.places.look(place, engine.load.decoding, self.now_s)
+            hits = usable_hits(tiers, BLOCK, tokens)
             views.append(
                 InstanceView(
                     name,
                     hits,
                     engine.load,
-                    Surroundings(place.due_rate, place.odds, self.options.capacity_blocks * BLOCK),
+                    self.places.around(name, engine.load.decoding, capacity, self.now_s),
                     healthy=engine.takes_requests and engine.breaker.admits(self.now_s),
                     pending_tokens=min(pending * BLOCK, tokens - 1 - sum(hits)),
                     matched_blocks=sum(tiers),
