@@ -270,18 +270,23 @@ def recovered_usage(
 def with_inferred_tiers(usage: Usage, predicted: tuple[int, int, int, int]) -> Usage:
     """Spread hits whose tier the engine does not tell over the tiers that the index saw the prefix in.
 
-    ``predicted`` are its hits (device, host, disk, pool). The total stays the engine's; what the index cannot place
-    stays unknown.
+    ``predicted`` are its hits (device, host, disk, pool). Every count that the engine gave stays: of a total all four
+    may be parts, of what SGLang calls storage disk and pool alone. What the index cannot place stays unknown.
     """
-    if usage.hit_source is not HitSource.TOTAL:
+    if usage.hit_source is HitSource.TOTAL:
+        placed = TierHits(*predicted).at_most(usage.hit_unknown_tokens)
+    elif usage.hit_source is HitSource.REPORTED and usage.hit_unknown_tokens:
+        placed = TierHits(disk=predicted[2], pool=predicted[3]).at_most(usage.hit_unknown_tokens)
+        if not placed.total:
+            return usage
+    else:
         return usage
-    placed = TierHits(*predicted).at_most(usage.hit_unknown_tokens)
     return replace(
         usage,
-        hit_device_tokens=placed.device,
-        hit_host_tokens=placed.host,
-        hit_disk_tokens=placed.disk,
-        hit_pool_tokens=placed.pool,
+        hit_device_tokens=usage.hit_device_tokens + placed.device,
+        hit_host_tokens=usage.hit_host_tokens + placed.host,
+        hit_disk_tokens=usage.hit_disk_tokens + placed.disk,
+        hit_pool_tokens=usage.hit_pool_tokens + placed.pool,
         hit_unknown_tokens=usage.hit_unknown_tokens - placed.total,
         hit_source=HitSource.INFERRED,
     )

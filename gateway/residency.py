@@ -90,6 +90,6 @@ def watch_events(stats: PredictionStats, hit_tokens: int, block_size: int) -> Wa
 
 def cached_tokens(usage: Usage) -> int | None:
     """Return the engine's own count of cached prompt tokens, ``None`` where it gave none."""
-    if usage.source is not UsageSource.ENGINE or usage.hit_source not in (HitSource.REPORTED, HitSource.TOTAL):
-        return None
+    if usage.source is not UsageSource.ENGINE or usage.hit_source is HitSource.UNKNOWN:
+        return None  # where tiers were inferred, their sum is still the engine's
     return usage.hit_tokens

@@ -39,7 +39,7 @@ class HitSource(StrEnum):
     """Where the split of the prompt into fresh and hit tokens comes from."""
 
     REPORTED = "reported"  # the engine told the hits of each tier
-    INFERRED = "inferred"  # the engine told a total, and the tiers follow from the stores' events
+    INFERRED = "inferred"  # the engine told less (a total, "storage"); the tiers follow from the stores' events
     TOTAL = "total"  # the engine told a total only: it stands in ``hit_unknown_tokens``
     UNKNOWN = "unknown"  # nobody told: hits are 0 for want of a count and lie inside ``fresh_tokens``
 

@@ -16,8 +16,9 @@ from tests.e2e.real_sglang_index.processes import GatewayProcess, Json
 
 RUN = "ten-steps"
 QUIET_S = 1.5
-NANO_PER_TOKEN = {"fresh": 4000, "hit_device": 100, "hit_host": 200, "hit_unknown": 400, "output": 9000}
-"""Prices, in nano-units a token, so that nothing needs rounding; ``hit_unknown`` is what SGLang calls storage."""
+NANO_PER_TOKEN = {"fresh": 4000, "hit_device": 100, "hit_host": 200, "hit_disk": 300, "hit_pool": 400, "output": 9000}
+"""Prices, in nano-units a token, so that nothing needs rounding. What SGLang calls storage is disk or pool: hits that
+the bill could not place would have no price."""
 
 
 def price_book() -> str:
@@ -124,18 +125,21 @@ def _bill(gateway: GatewayProcess, run: AgentRun, counted: dict[str, int], check
         "output": sum(each["output_tokens"] for each in usage),
         "device": sum(each["hit_device_tokens"] for each in usage),
         "host": sum(each["hit_host_tokens"] for each in usage),
-        "storage": sum(
-            each["hit_disk_tokens"] + each["hit_pool_tokens"] + each["hit_unknown_tokens"] for each in usage
-        ),
     }
+    placed = {tier: sum(each[f"hit_{tier}_tokens"] for each in usage) for tier in ("disk", "pool", "unknown")}
+    billed["storage"] = sum(placed.values())
     checks.equal("ten steps", len(records), 10)
+    checks.equal("all that came from storage is billed as disk or pool", placed["unknown"], 0)
+    checks.true("both are in the bill", placed["disk"] > 0 and placed["pool"] > 0, f"{placed}")
+    checks.note("storage, as billed", placed)
     checks.equal("tokens billed are those that the engines counted", billed, counted)
     fresh = counted["prompt"] - counted["device"] - counted["host"] - counted["storage"]
     wanted = (
         fresh * NANO_PER_TOKEN["fresh"]
         + counted["device"] * NANO_PER_TOKEN["hit_device"]
         + counted["host"] * NANO_PER_TOKEN["hit_host"]
-        + counted["storage"] * NANO_PER_TOKEN["hit_unknown"]
+        + placed["disk"] * NANO_PER_TOKEN["hit_disk"]
+        + placed["pool"] * NANO_PER_TOKEN["hit_pool"]
         + counted["output"] * NANO_PER_TOKEN["output"]
     )
     checks.equal("the run's bill in nano-units, from the ledger", _ledger_nano(gateway), wanted)

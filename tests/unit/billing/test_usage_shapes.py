@@ -325,6 +325,25 @@ class TestWithoutAWord:
         told = Usage(hit_device_tokens=5, hit_source=HitSource.REPORTED)
         assert with_inferred_tiers(told, (0, 5, 0, 0)) is told
 
+    @pytest.mark.parametrize(
+        ("storage", "predicted", "placed"),
+        [
+            (192, (64, 0, 128, 64), (128, 64, 0)),
+            (192, (0, 0, 128, 0), (128, 0, 64)),  # what the index did not know of stays unknown
+            (96, (0, 0, 64, 64), (64, 32, 0)),  # the engine took less
+        ],
+    )
+    def test_what_sglang_calls_storage_is_placed_on_disk_and_in_the_pool(
+        self, storage: int, predicted: tuple[int, int, int, int], placed: tuple[int, int, int]
+    ) -> None:
+        details = {"cached_tokens_details": {"device": 32, "host": 16, "storage": storage, "storage_backend": "X"}}
+        told = openai_usage(chat(1000, 48 + storage, 5), details).usage
+        usage = with_inferred_tiers(told, predicted)
+        assert (usage.hit_device_tokens, usage.hit_host_tokens) == (32, 16)
+        assert (usage.hit_disk_tokens, usage.hit_pool_tokens, usage.hit_unknown_tokens) == placed
+        assert (usage.hit_tokens, usage.hit_source) == (48 + storage, HitSource.INFERRED)
+        assert with_inferred_tiers(told, (300, 300, 0, 0)) is told
+
     def test_separated_prefill_and_decode_bill_what_the_prefill_node_found(self) -> None:
         decode = openai_usage(chat(4609, 4608, 30))
         joined = with_prefill_hits(decode, openai_usage(chat(4609, 3072, 1)))
