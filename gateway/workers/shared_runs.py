@@ -2,7 +2,8 @@
 
 An agent's next step may come to another worker, and at the earliest after the last bytes of the answer to the one
 before. These are sent after the others were told of the answer, and a worker hears everything it was told before it
-links: so it knows that answer. Steps that different workers link at the very same moment do not know of each other.
+links: so it knows that answer. Workers link one at a time (``turn``), hearing before and telling after within it, so
+that steps which come to different workers at the very same moment know of each other too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 
 from gateway.workers.mesh import Mesh
+from gateway.workers.turn import Turn
 from tracing.messages import MessageChain
 from tracing.record import RunLink
 from tracing.run_memory import MemoryOptions
@@ -25,18 +27,19 @@ _MOST_LINKS = 1000
 class SharedRunLinker(RunLinker):
     """A linker that follows those of the other workers."""
 
-    def __init__(self, mesh: Mesh, options: MemoryOptions | None = None) -> None:
+    def __init__(self, mesh: Mesh, turn: Turn, options: MemoryOptions | None = None) -> None:
         super().__init__(options)
-        self._mesh = mesh
+        self._mesh, self._turn = mesh, turn
         mesh.on("run linked", self._linked_there)
         mesh.on("run answered", self._answered_there)
         mesh.on("run unanswered", self._unanswered_there)
 
     def link(self, evidence: RunEvidence) -> RunLink:
         """See ``RunLinker``; knows what every worker told before."""
-        self._mesh.catch_up()
-        link = super().link(evidence)
-        self._mesh.tell("run linked", _short(evidence), link)
+        with self._turn:
+            self._mesh.catch_up()
+            link = super().link(evidence)
+            self._mesh.tell("run linked", _short(evidence), link)
         return link
 
     def answered(

@@ -13,6 +13,7 @@ from gateway.workers.place import WorkerPlace
 from gateway.workers.shared_loads import SharedLoads
 from gateway.workers.shared_metrics import SharedMetrics
 from gateway.workers.shared_runs import SharedRunLinker
+from gateway.workers.turn import Turn
 
 
 class Worker:
@@ -21,7 +22,7 @@ class Worker:
     def __init__(self, place: WorkerPlace) -> None:
         self.place = place
         self.mesh = Mesh(place.lines)
-        self.linker = SharedRunLinker(self.mesh)
+        self.linker = SharedRunLinker(self.mesh, Turn(place.metrics / "linking.lock"))
         self._instances: Mapping[str, Instance] = {}
         self.loads = SharedLoads(self.mesh, self._load_of)
         self.mesh.on("draining", self._drained_there)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from gateway.workers.mesh import Mesh, socket_pairs
 from gateway.workers.shared_loads import SharedLoads
 from gateway.workers.shared_metrics import SharedMetrics, bury
 from gateway.workers.shared_runs import SharedRunLinker
+from gateway.workers.turn import Turn
 from tracing.messages import message_chain
 from tracing.runs import RunEvidence
 
@@ -75,9 +77,9 @@ def turn(number: int, history: list[dict[str, object]]) -> tuple[RunEvidence, li
 
 
 def test_a_run_goes_on_in_whichever_worker_its_next_step_comes_to(
-    lines: dict[tuple[int, int], socket.socket],
+    lines: dict[tuple[int, int], socket.socket], tmp_path: Path
 ) -> None:
-    linkers = [SharedRunLinker(mesh_of(number, lines)) for number in range(3)]
+    linkers = [SharedRunLinker(mesh_of(number, lines), Turn(tmp_path / "turn")) for number in range(3)]
     history: list[dict[str, object]] = [{"role": "user", "content": "go"}]
     twin: list[dict[str, object]] = [{"role": "user", "content": "go"}]
     runs, twins = [], []
@@ -96,6 +98,30 @@ def test_a_run_goes_on_in_whichever_worker_its_next_step_comes_to(
     assert runs[0][0] != twins[0][0]
     for linker in linkers:
         linker.check()
+
+
+def test_steps_that_come_to_different_workers_at_one_moment_get_different_numbers(
+    lines: dict[tuple[int, int], socket.socket], tmp_path: Path
+) -> None:
+    steps: list[int] = []
+    begin = threading.Barrier(3)
+
+    def work(number: int) -> None:
+        linker = SharedRunLinker(mesh_of(number, lines), Turn(tmp_path / "turn"))
+        begin.wait()
+        for at in range(300):
+            evidence = RunEvidence("k", f"req-{number}-{at}", 10**9, explicit_run_id="one")
+            steps.append(linker.link(evidence).step)
+        begin.wait()
+        linker._mesh.catch_up()
+        linker.check()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(steps) == list(range(1, 901))
 
 
 class CountedLoad:
