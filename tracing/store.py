@@ -362,18 +362,27 @@ class TraceStore:
             for stored in reader.execute(f"SELECT {COLUMNS} FROM records"):
                 if row_of(decode_record(stored[-1])) != stored:
                     raise TraceStoreError(f"{self._path}: columns and body of record {stored[0]!r} differ")
-            orphans = reader.execute(
-                "SELECT count(*) FROM (SELECT tenant, run_id FROM records WHERE run_id IS NOT NULL EXCEPT"
-                " SELECT tenant, run_id FROM runs)"
-            ).fetchone()[0]
-        if orphans:
-            raise TraceStoreError(f"{self._path}: {orphans} runs are not listed")
+            listed, stored = (
+                "SELECT tenant, run_id FROM runs",
+                "SELECT tenant, run_id FROM records WHERE run_id IS NOT NULL",
+            )
+            for missing, problem in (
+                (f"{stored} EXCEPT {listed}", "not listed"),
+                (f"{listed} EXCEPT {stored}", "empty"),
+            ):
+                if runs := reader.execute(f"SELECT count(*) FROM ({missing})").fetchone()[0]:
+                    raise TraceStoreError(f"{self._path}: {runs} runs are {problem}")
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
+        """Within the block everything is of one state of the store."""
         with self._reader_lock:
             try:
-                yield self._reader
+                self._reader.execute("BEGIN")
+                try:
+                    yield self._reader
+                finally:
+                    self._reader.rollback()
             except sqlite3.Error as error:
                 raise TraceStoreError(f"can't read the trace store {self._path}: {error}") from error
 

@@ -75,10 +75,12 @@ COLUMNS: Final = (
     " saved_nano, body"
 )
 _ROW: Final = f"(?{', ?' * COLUMNS.count(',')})"
-UPSERT_RUN: Final = """
-INSERT INTO runs VALUES (?, ?, ?)
+LIST_RUNS: Final = """
+INSERT INTO runs SELECT tenant, run_id, max(arrived_ns) FROM records
+WHERE run_id IS NOT NULL AND request_id IN ({}) GROUP BY tenant, run_id
 ON CONFLICT (tenant, run_id) DO UPDATE SET last_ns = max(last_ns, excluded.last_ns)
 """
+"""Lists the runs of these requests as they are stored, whatever else was handed in under their names."""
 
 INSERT_DETAIL: Final = "UPDATE records SET detail = ? WHERE request_id = ?"
 INSERT_SPAN: Final = "INSERT OR REPLACE INTO spans VALUES (?, ?, ?, ?, ?, ?, ?)"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from tracing.store_schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION, SPANS, UPSERT_RUN, Row, Statement, insert_sql
+from tracing.store_schema import LIST_RUNS, MIGRATIONS, SCHEMA, SCHEMA_VERSION, SPANS, Row, Statement, insert_sql
 
 #: How many records one statement takes, largest first: while it runs, the interpreter is free for requests.
 _CHUNKS = (64, 8, 1)
@@ -55,23 +55,14 @@ def commit(connection: sqlite3.Connection, rows: list[Row], statements: Sequence
             while len(rows) - at >= chunk:
                 connection.execute(insert_sql(chunk), tuple(chain.from_iterable(rows[at : at + chunk])))
                 at += chunk
-        for run, last_ns in _last_of_runs(rows).items():
-            connection.execute(UPSERT_RUN, (*run, last_ns))
+        if ids := [row[0] for row in rows if row[2] is not None]:
+            connection.execute(LIST_RUNS.format(", ".join("?" * len(ids))), ids)
         for sql, values in statements:
             connection.execute(sql, values)
         connection.execute("COMMIT")
     except sqlite3.Error:
         connection.execute("ROLLBACK")
         raise
-
-
-def _last_of_runs(rows: list[Row]) -> dict[tuple[str, str], int]:
-    """When the last request of each run in a batch arrived."""
-    last: dict[tuple[str, str], int] = {}
-    for _, tenant, run_id, _, arrived_ns, *_ in rows:
-        if isinstance(tenant, str) and isinstance(run_id, str) and isinstance(arrived_ns, int):
-            last[tenant, run_id] = max(arrived_ns, last.get((tenant, run_id), arrived_ns))
-    return last
 
 
 def forget_old(connection: sqlite3.Connection, options: TraceStoreOptions, now_ns: int) -> None:

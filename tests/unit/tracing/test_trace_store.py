@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.samples.agent_runs import START_NS, RunShape, agent_run, plain_record
+from tracing import store_lists
 from tracing.errors import AmbiguousRunError, TraceStoreError, UnstorableRecord
 from tracing.record import Charge, Outcome, RequestRecord, ToolCall, Usage
 from tracing.store import Money, RunFilter, TraceStore, TraceStoreOptions
@@ -52,6 +53,27 @@ def test_a_record_appended_twice_is_stored_once(store: TraceStore) -> None:
     put(store, record, replace(record, status=500))
     assert store.run(record.link.run_id) == [record]
     assert store.totals().money == (Money("USD", record.charge.amount_nano, record.charge.saved_nano, 0),)
+
+
+def test_a_record_that_comes_again_under_another_run_leaves_no_empty_run(store: TraceStore) -> None:
+    one, two = agent_run(RunShape(steps=1)), agent_run(RunShape(run_id="run-2", steps=1))
+    put(store, *one)
+    put(store, replace(two[0], request_id=one[0].request_id))
+    assert [summary.run_id for summary in store.runs()] == [one[0].link.run_id]
+    store.check()
+
+
+def test_a_list_is_of_one_moment_though_runs_are_forgotten_meanwhile(tmp_path: Path, store: TraceStore) -> None:
+    put(store, *agent_run())
+    reader = TraceStore(tmp_path / "traces.sqlite3", read_only=True)
+    with reader._reading() as connection:
+        (listed,) = connection.execute("SELECT tenant, run_id FROM runs").fetchall()
+        with sqlite3.connect(tmp_path / "traces.sqlite3") as other:
+            other.execute("DELETE FROM records")
+            other.execute("DELETE FROM runs")
+        assert store_lists.summary(connection, *listed).steps == len(agent_run())
+    assert reader.runs() == []
+    reader.close()
 
 
 def test_a_summary_sums_the_records_to_the_nano(store: TraceStore) -> None:
