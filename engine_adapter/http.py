@@ -19,8 +19,8 @@ READ_BYTES = 1 << 16
 """Bytes that are read ahead of a slow client before the connection is paused (twice this at most)."""
 
 KEEP_ALIVE_S = 4.0
-"""Idle connections are closed before engines close theirs (uvicorn: 5 s), since a request that meets a closing one
-cannot be sent again safely."""
+"""Idle connections are closed before engines close theirs (uvicorn, llama.cpp: 5 s): a request that meets a closing one
+costs another connection, and where it was delivered it cannot be sent again safely."""
 
 
 class UpstreamResponse(Protocol):

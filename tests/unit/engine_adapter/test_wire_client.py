@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from engine_adapter import wire_client
 from engine_adapter.errors import AnswerTooLong, ConnectFailed, UpstreamBroken
 from engine_adapter.wire_client import WireClient
+from engine_adapter.wire_connection import Connection, Origin
 
 pytestmark = [pytest.mark.both_loops, pytest.mark.timeout(120, method="thread")]  # no signal ends uvloop
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -199,6 +202,128 @@ async def test_a_reader_that_waits_can_be_called_back() -> None:
         assert await response.read_some() == b"ok"
         assert await response.read_some() == b""
         response.close()
+
+
+class Doorman:
+    """A server that answers one request on each connection and is told when to close it, and how."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setblocking(False)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/"
+        self.requests = 0
+
+    async def serve(self) -> socket.socket:
+        """Take one connection and answer a request on it."""
+        loop = asyncio.get_running_loop()
+        connection, _ = await loop.sock_accept(self._listener)
+        await self.read(connection)
+        await loop.sock_sendall(connection, b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        return connection
+
+    async def read(self, connection: socket.socket) -> None:
+        """Read a request, whose body ends in ``}``."""
+        connection.setblocking(False)
+        data = b""
+        while not data.endswith(b"}"):
+            data += await asyncio.get_running_loop().sock_recv(connection, 1 << 20)
+        self.requests += 1
+
+    def __enter__(self) -> Doorman:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+
+async def asked_twice(
+    doorman: Doorman, client: WireClient, body: bytes, between: Callable[[socket.socket], None]
+) -> int:
+    """Ask, let something be done to the kept connection that the client has not seen, and ask again; the status."""
+    serving = asyncio.ensure_future(doorman.serve())
+    response = await client.request("POST", doorman.url, {}, b"{}")
+    await response.read_all(10)
+    response.close()
+    between(await serving)
+    again = asyncio.ensure_future(doorman.serve())
+    try:
+        response = await client.request("POST", doorman.url, {}, body)
+        response.close()
+        await again
+        return response.status
+    finally:
+        again.cancel()
+
+
+@pytest.mark.parametrize("size", [2, 100_000, 10_000_000])
+@pytest.mark.parametrize("is_half", [False, True])
+async def test_a_connection_that_was_closed_while_idle_costs_nothing(size: int, is_half: bool) -> None:
+    def close(connection: socket.socket) -> None:
+        if is_half:
+            connection.shutdown(socket.SHUT_RDWR)
+        else:
+            connection.close()
+
+    with Doorman() as doorman:
+        async with WireClient() as client:
+            body = b"{" + b" " * (size - 2) + b"}"
+            assert await asked_twice(doorman, client, body, close) == 200
+            assert doorman.requests == 2
+
+
+@pytest.mark.parametrize("resets", [False, True])
+async def test_a_request_that_may_have_been_read_is_sent_once(resets: bool) -> None:
+    async def scene(doorman: Doorman, client: WireClient) -> None:
+        serving = asyncio.ensure_future(doorman.serve())
+        response = await client.request("POST", doorman.url, {}, b"{}")
+        await response.read_all(10)
+        response.close()
+        connection = await serving
+        again = asyncio.ensure_future(client.request("POST", doorman.url, {}, b"{}"))
+        await doorman.read(connection)
+        if resets:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+        await again
+
+    with Doorman() as doorman:
+        async with WireClient() as client:
+            with pytest.raises(UpstreamBroken):
+                await scene(doorman, client)
+            assert doorman.requests == 2
+
+
+async def test_what_may_be_read_twice_is_sent_again_once() -> None:
+    calls = 0
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            writer.write(CHUNKED)
+        else:
+            writer.close()
+
+    async with Server(serve) as server, WireClient() as client:
+        first = await client.request("GET", server.url, {})
+        await first.read_all(100)
+        first.close()
+        with pytest.raises(UpstreamBroken):
+            await client.request("GET", server.url, {})
+        assert (calls, server.connections) == (3, 2)
+
+
+async def test_a_door_that_shuts_at_once_is_none() -> None:
+    class Late(WireClient):
+        async def _connect(self, origin: Origin, timeout_s: float | None) -> Connection:
+            connection = await super()._connect(origin, timeout_s)
+            listener.accept()[0].close()
+            return connection
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with Late() as client:
+            with pytest.raises(ConnectFailed):
+                await client.request("POST", f"http://127.0.0.1:{listener.getsockname()[1]}/", {}, b"{}")
 
 
 async def test_connections_that_nobody_uses_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
