@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import Counter, deque
 from dataclasses import dataclass, replace
+from time import monotonic
 
 import torch
 
@@ -17,6 +18,7 @@ from engine_adapter.embedded.attention import Span
 from engine_adapter.embedded.cache import PageCache
 from engine_adapter.embedded.errors import RequestError
 from engine_adapter.embedded.model import LlamaModel
+from engine_adapter.embedded.pace import PaceOptions
 from engine_adapter.embedded.request import (
     Admitted,
     Constraint,
@@ -63,7 +65,8 @@ class EngineOptions:
     max_running: int = 32  # sequences in a batch
     max_waiting: int = 1024  # requests in the queue; more are refused
     step_tokens: int = 512  # tokens of a step in which nobody decodes
-    mixed_tokens: int = 128  # prompt tokens of a step in which somebody does: what a stream may have to wait for
+    mixed_tokens: int = 128  # prompt tokens at most of a step in which somebody does
+    mixed_s: float = 0.5  # what such a step should take at most: what a stream may have to wait for
 
 
 class Engine:
@@ -77,9 +80,8 @@ class Engine:
                                  model.config.context_tokens, device_tokens)  # fmt: skip
         self._wake = threading.Event()
         self._cache = PageCache(store, on_loaded=self._wake.set)
-        self._scheduler = Scheduler(
-            self._cache, SchedulerOptions(options.max_running, options.step_tokens, options.mixed_tokens)
-        )
+        pace = PaceOptions(options.mixed_s, options.mixed_tokens)
+        self._scheduler = Scheduler(self._cache, SchedulerOptions(options.max_running, options.step_tokens, pace))
         self._lock = threading.Lock()  # guards the five below
         self._live: dict[str, Sequence] = {}
         self._submitted: deque[Sequence] = deque()
@@ -215,7 +217,9 @@ class Engine:
             self._hit_tokens.update(dict(zip(Tier, sequence.hit_tokens, strict=True)))
             self._tell(sequence, Admitted(sequence.hit_tokens))
         if step.chunks:
+            began_s = monotonic()
             self._compute(step)
+            self._scheduler.pace.took(step.prompt_tokens, step.decoding, monotonic() - began_s)
             self._steps += 1
         self._take_stock()
         return bool(step.chunks)

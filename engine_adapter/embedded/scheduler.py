@@ -17,6 +17,7 @@ from concurrent.futures import wait
 from dataclasses import dataclass, field
 
 from engine_adapter.embedded.cache import Admission, PageCache
+from engine_adapter.embedded.pace import Pace, PaceOptions
 from engine_adapter.embedded.sequence import Sequence
 
 _STRETCH = 4  # a prompt's last tokens, up to a fourth of the budget, join a step that is full: another one costs more
@@ -28,22 +29,29 @@ class SchedulerOptions:
 
     max_running: int
     step_tokens: int  # tokens of a step in which nobody decodes
-    mixed_tokens: int  # prompt tokens of a step in which somebody does: what a stream may have to wait for
+    pace: PaceOptions  # prompt tokens of a step in which somebody does: what a stream may wait for
 
 
 @dataclass(slots=True)
 class Step:
-    """One step's work: ``chunks`` are (sequence, tokens to compute); ``admitted`` have not been told of it yet."""
+    """One step's work: ``chunks`` are (sequence, tokens to compute), those that decode first; ``admitted`` have not
+    been told of it yet."""
 
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
+    decoding: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of prompts among those to compute."""
+        return sum(tokens for _, tokens in self.chunks[self.decoding :])
 
 
 class Scheduler:
     """The queue and the batch. Pure but for the page cache; used from the engine's thread alone."""
 
     def __init__(self, cache: PageCache, options: SchedulerOptions) -> None:
-        self.cache, self.options = cache, options
+        self.cache, self.options, self.pace = cache, options, Pace(options.pace)
         self.waiting: list[Sequence] = []  # by rank
         self.running: list[Sequence] = []  # by rank; those with ``loading`` hold pages but do not compute yet
         self.leaving: list[Sequence] = []  # ended while loading: their pages are not free before the store lets go
@@ -80,6 +88,7 @@ class Scheduler:
         self._make_room(ready)
         ready = [sequence for sequence in ready if sequence in self.running]
         step.chunks += [(sequence, 1) for sequence in ready if sequence.remaining == 1]
+        step.decoding = len(step.chunks)
         self._schedule_prefills([sequence for sequence in ready if sequence.remaining > 1], step)
         return step
 
@@ -119,7 +128,7 @@ class Scheduler:
     def _schedule_prefills(self, prefills: list[Sequence], step: Step) -> None:
         if not prefills:
             return
-        budget = self.options.mixed_tokens if step.chunks else self.options.step_tokens
+        budget = self.pace.mixed_tokens() if step.chunks else self.options.step_tokens
         stretch = budget // _STRETCH
         oldest, *others = prefills
         shares = {oldest: min(oldest.remaining, budget if not others else -(-budget // 2))}
