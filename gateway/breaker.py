@@ -111,6 +111,10 @@ class Breaker:
         """The instance was away and is back, as a new one for all that is known."""
         self._close(now_s)
 
+    def rest_s(self, now_s: float) -> float:
+        """Return for how long it lets nobody through; 0 when it does. A trial that runs may end at any time."""
+        return 0.0 if self.state is State.CLOSED else max(self._retry_s - now_s, 0.0)
+
     def share(self, now_s: float) -> float:
         """Return which part of its share of requests the instance should get, above 0 and at most 1."""
         if self._warm_from_s is None or self._options.slow_start_s <= 0:

@@ -106,6 +106,10 @@ class Dispatcher:
         """Return what becomes of a request's prompt on its way to the instances of its model."""
         return rules_for(self._fleet.serving(options.name), options, ask)
 
+    def retry_after_s(self, model: str) -> int:
+        """Return after how many seconds a request that nobody takes now may be sent again."""
+        return self._fleet.retry_after_s(model)
+
     def unable(self, model: str, ask: Ask) -> frozenset[str]:
         """Return the instances that cannot answer, whatever their state. Raises the ask's refusal where all cannot."""
         if ask.refusal is None:

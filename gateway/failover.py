@@ -139,6 +139,7 @@ class Failover:
             else:
                 raise trouble.error
         elif trouble is not None:
-            raise UpstreamUnusable("no engine could be reached", code="engine_unreachable")
+            after_s = self._dispatcher.retry_after_s(model)
+            raise UpstreamUnusable("no engine could be reached", code="engine_unreachable", retry_after_s=after_s)
         else:
-            raise NoInstance(f"no instance serves {model!r} now", retry_after_s=1)
+            raise NoInstance(f"no instance serves {model!r} now", retry_after_s=self._dispatcher.retry_after_s(model))

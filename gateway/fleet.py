@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from enum import StrEnum
 from engine_adapter.base import Capabilities, EngineAdapter, EventSource, InstanceFacts
 from engine_adapter.errors import ConnectFailed, UpstreamError
 from engine_adapter.http import UpstreamClient, UpstreamResponse
+from gateway.absence import Absence, retry_after_s
 from gateway.breaker import Breaker, BreakerOptions, State, Ticket
 from gateway.feeds import Feed
 from gateway.policy.costs import EngineCosts, Rates
@@ -103,6 +105,7 @@ class Instance:
         self.spec = spec
         self.breaker = Breaker(breaker or BreakerOptions(), random.Random(spec.id))
         self.silent_since_s: float | None = None  # when probes began to meet nobody, or silence (monotonic)
+        self.absence = Absence(time.monotonic())
         self.id = spec.id  # its name
         self._idle = asyncio.Event()
         self.load = Load(EngineCosts(rates), on_idle=self._idle.set)
@@ -154,6 +157,12 @@ class Instance:
         if not self.is_healthy or self.is_draining:
             return False
         return self.breaker.state is State.CLOSED or self.breaker.admits(time.monotonic())
+
+    def rest_s(self, now_s: float) -> float:
+        """Return in how many seconds it will probably take requests."""
+        if self.is_draining:
+            return math.inf
+        return self.breaker.rest_s(now_s) if self.is_healthy else self.absence.rest_s(now_s)
 
     def is_silent_for(self, limit_s: float) -> bool:
         """Tell whether nobody has answered a probe for so long: who waits there for an answer waits in vain."""
@@ -270,6 +279,11 @@ class Fleet:
             if any(not instance.models or model in instance.models for instance in inside):
                 return [instance for instance in serving if not instance.spec.keeps_out]
         return serving
+
+    def retry_after_s(self, model: str) -> int:
+        """Return after how many seconds it is worth while to ask for the model again, where nobody serves it now."""
+        now_s = time.monotonic()
+        return retry_after_s((instance.rest_s(now_s) for instance in self.serving(model)), self._options.interval_s)
 
     def knows_all_models(self) -> bool:
         """Tell whether every instance has said once what it serves."""
@@ -421,6 +435,7 @@ class Fleet:
             )
             instance.breaker.came_up(time.monotonic())
             self._warms_up()
+        instance.absence.returned(time.monotonic())
         instance.is_healthy, instance.trouble = True, None
         self._changed.set()
 
@@ -431,6 +446,7 @@ class Fleet:
         if instance.is_healthy or why != instance.trouble:
             level = logging.WARNING if instance.is_healthy else logging.INFO
             _log.log(level, "instance %s (%s) takes no requests: %s", instance.id, instance.spec.url, why)
+        instance.absence.left(time.monotonic())
         instance.is_healthy, instance.trouble = False, why
         self._changed.set()
 

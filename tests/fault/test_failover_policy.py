@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from gateway.absence import Absence
+from gateway.breaker import State
 from tests.gateways import Client, gateway_for
 from tests.scripted_engine import Asked, Script, ScriptedEngine, answer, chunk, event, stream
 from tracing.record import AttemptRole, Outcome
@@ -118,10 +121,12 @@ async def test_an_instance_can_say_that_what_ran_there_may_run_again(tmp_path: P
 async def test_b065_client_errors_open_no_breaker(tmp_path: Path) -> None:
     health = {"interval_s": 30.0, "timeout_s": 2.0, "breaker_failures": 2}
     async with fleet(tmp_path, 1, health=health) as ((engine,), client):
-        engine.script = Script(status=400, body={"error": {"message": "too long", "type": "invalid_request_error"}})
-        for _ in range(20):
-            async with client.chat() as response:
-                assert response.status == 400
+        for status, streams in itertools.product([400, 401, 403, 404, 408, 409, 413, 422, 429, 499], [False, True]):
+            engine.script = Script(status=status, body={"error": {"message": "no", "type": "invalid_request_error"}})
+            for _ in range(3):
+                async with client.chat(stream=streams) as response:
+                    assert response.status == status
+        assert client.gateway.fleet.instances["e0"].breaker.state is State.CLOSED
         engine.script = Script(body=answer("fine"))
         async with client.chat() as response:
             assert response.status == 200
@@ -180,6 +185,21 @@ async def test_b045_models_are_listed_while_engines_are_down(tmp_path: Path) -> 
             async with client.session.get(f"{client.url}/v1/models") as response:
                 assert response.status == 200
                 assert [model["id"] for model in (await response.json())["data"]] == ["m"]
+
+
+async def test_who_finds_nobody_is_told_when_the_engine_will_be_back(tmp_path: Path) -> None:
+    """As long as its last restart took: a client that comes each second helps nobody."""
+    async with fleet(tmp_path, 1, health={"interval_s": 30.0, "timeout_s": 2.0}) as ((engine,), client):
+        now_s = time.monotonic()
+        absence = client.gateway.fleet.instances["e0"].absence = Absence(now_s - 40)
+        absence.returned(now_s - 25)
+        await engine.close()
+        told = []
+        for _ in range(2):  # the first one finds out
+            async with client.chat() as response:
+                told.append((response.status, int(response.headers["retry-after"])))
+        assert [status for status, _ in told] == [502, 503]
+        assert all(30 < after_s <= 45 for _, after_s in told)  # 15 s, and the time until a probe sees it
 
 
 async def test_nothing_new_goes_to_an_instance_after_its_first_refused_connection(tmp_path: Path) -> None:
