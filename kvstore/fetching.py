@@ -117,7 +117,7 @@ class Fetcher:
         page_bytes = tiers[0].page_bytes if tiers else 1
         self._window = max(1, window_bytes // page_bytes)
         self._staging: queue.SimpleQueue[ByteRows] = queue.SimpleQueue()
-        for _ in range(threads if self._below else 0):
+        for _ in range(threads if tiers else 0):
             self._staging.put(page_rows(self._window, page_bytes))
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kvstore-fetch")
         self._lock = threading.Condition()
@@ -163,7 +163,7 @@ class Fetcher:
     def _run(self, job: _Job) -> None:
         if not job.start():
             return
-        staging = self._staging.get() if self._below else None
+        staging = self._staging.get()
         try:
             for start in range(0, len(job.keys), self._window):
                 places = range(start, min(start + self._window, len(job.keys)))
@@ -171,14 +171,13 @@ class Fetcher:
                 if job.future.done() or (job.to_first_gap and any(job.filled[place] is None for place in places)):
                     break
         finally:
-            if staging is not None:
-                self._staging.put(staging)
+            self._staging.put(staging)
             job.finish()
 
-    def _fill(self, job: _Job, places: Sequence[int], staging: ByteRows | None) -> None:
+    def _fill(self, job: _Job, places: Sequence[int], staging: ByteRows) -> None:
         """Fill one window: from host, then what nobody else is moving, then what somebody was."""
         missing = self._from_host(job, places)
-        if staging is None or not missing:
+        if not missing:
             return
         if self._host is None:
             self._in_flight.wait([job.keys[place] for place in missing], job.deadline_s)

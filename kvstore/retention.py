@@ -28,6 +28,12 @@ class RetentionRules:
         """Whether anybody has a quota."""
         return any(rule.quota_bytes is not None for rule in (self.default, *self.by_namespace.values()))
 
+    @property
+    def shortest_ttl_s(self) -> float | None:
+        """The shortest life that any page has; ``None`` where all live for ever."""
+        lives = [rule.ttl_s for rule in (self.default, *self.by_namespace.values()) if rule.ttl_s is not None]
+        return min(lives, default=None)
+
     def rule(self, namespace: Namespace) -> Retention:
         """Return what holds for a namespace."""
         return self.by_namespace.get(namespace, self.default)

@@ -35,18 +35,24 @@ class SharedHostOptions:
     """Limits of one engine's share."""
 
     ask_s: Allowance = field(default_factory=Allowance)  # of one question to the daemon
+    follows: bool = False  # hear of changes from the start, though nobody listens yet
+    maps: bool = True  # the memory; not for a process that only asks, which can neither get nor put nor lend
     breaker: BreakerOptions = field(default_factory=BreakerOptions)
 
 
 class Connected:
     """One life of the connection: the socket and the memory that came with it."""
 
-    def __init__(self, connection: socket.socket, life: int, fd: int, slots: int, page_bytes: int) -> None:
+    def __init__(self, connection: socket.socket, life: int, fd: int | None, slots: int, page_bytes: int) -> None:
+        """``fd``: of the memory; ``None`` leaves it unmapped."""
         self.socket, self.first_slot, self.slots = connection, life * LIFE, slots
+        self.frames: Frames[Answer] = Frames(connection, msgspec.msgpack.Decoder(Answer))
+        self.views: list[memoryview] = []
+        if fd is None:
+            return
         area = mmap.mmap(fd, slots * page_bytes, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
         rows: ByteRows = np.frombuffer(area, dtype=np.uint8).reshape(slots, page_bytes)
         self.views = [memoryview(rows[slot]) for slot in range(slots)]  # who holds one keeps the memory
-        self.frames: Frames[Answer] = Frames(connection, msgspec.msgpack.Decoder(Answer))
 
 
 class SharedClient:
@@ -158,7 +164,8 @@ class SharedClient:
             if isinstance(answer, Refused) or not fds:
                 raise ValueError(answer.reason if isinstance(answer, Refused) else "no memory came along")
             self._life += 1
-            return Connected(connection, self._life, fds[0], answer.slots, hello.page_bytes)
+            fd = fds[0] if self._options.maps else None
+            return Connected(connection, self._life, fd, answer.slots, hello.page_bytes)
         except BaseException:
             connection.close()
             raise

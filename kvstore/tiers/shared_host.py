@@ -279,7 +279,7 @@ class SharedHostTier:
             self._fingerprint,
             self._page_bytes,
             self._slots * self._page_bytes,
-            follows=self.on_change is not None,
+            follows=self.options.follows or self.on_change is not None,
             quota_pages=None if default is None else default // self._page_bytes,
             quotas=quotas if self._retention.has_quotas else [],
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from kvstore.deadline import Allowance
 from kvstore.page import PageLayout, Tier
 from kvstore.plugins.vllm.messages import Removed, Stored
-from kvstore.plugins.vllm.pool_lookup import PoolLookup
+from kvstore.plugins.vllm.shared_lookup import Places, SharedLookup
 from kvstore.tiers.base import PageTier
 from kvstore.tiers.disk import DiskOptions, DiskTier
 from kvstore.tiers.host import HostTier
@@ -69,8 +69,15 @@ def on_pool(url: str, engines: list[PagedEngine], **more: object) -> PagedEngine
     def tiers(layout: PageLayout) -> list[PageTier]:
         return [host(layout), PoolTier(layout, url, capacity_bytes=64 * PAGE_BYTES)]
 
-    engines.append(PagedEngine(tiers, pool=url, **more))  # type: ignore[arg-type]
+    engines.append(PagedEngine(tiers, lookup=lambda layouts: in_pool(layouts, url), **more))  # type: ignore[arg-type]
     return engines[-1]
+
+
+def in_pool(layouts: Sequence[PageLayout], url: str, **more: object) -> SharedLookup:
+    def tiers(layout: PageLayout) -> list[PoolTier]:
+        return [PoolTier(layout, url, capacity_bytes=PAGE_BYTES)]
+
+    return SharedLookup(layouts, tiers, **more)  # type: ignore[arg-type]
 
 
 def test_blocks_come_back_from_host_and_after_a_restart_from_disk(tmp_path: Path, engines: list[PagedEngine]) -> None:
@@ -149,23 +156,23 @@ def test_other_weights_share_nothing(server: PoolServer, tmp_path: Path, engines
 def test_a_request_that_waited_long_asks_the_pool_again(server: PoolServer, engines: list[PagedEngine]) -> None:
     now_s = [0.0]
     engine = on_pool(server.url, engines, weights="patient")
-    lookup = PoolLookup([layout(weights="patient")], server.url, clock=lambda: now_s[0])
+    lookup = in_pool([layout(weights="patient")], server.url, clock=lambda: now_s[0])
     names = Request("a", PROMPT).block_hashes
     lookup.ask("a", names)
-    assert _answer(lookup, "a") == frozenset()
+    assert _answer(lookup, "a") == {}
     engine.serve(Request("a", PROMPT))
     engine.idle()
     lookup.ask("a", names)
-    assert _answer(lookup, "a") == frozenset()  # a moment ago
+    assert _answer(lookup, "a") == {}  # a moment ago
     now_s[0] += 3.0
     lookup.ask("a", names)
-    assert _answer(lookup, "a") == frozenset(names)
+    assert _answer(lookup, "a") == dict.fromkeys(names, Tier.POOL)
     lookup.forget("a")
-    assert lookup.answer("a") == frozenset()
+    assert lookup.answer("a") == {}
     lookup.close()
 
 
-def _answer(lookup: PoolLookup, request_id: str) -> frozenset[bytes]:
+def _answer(lookup: SharedLookup, request_id: str) -> Places:
     while (answer := lookup.answer(request_id)) is None:
         pass
     return answer

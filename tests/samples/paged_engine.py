@@ -19,8 +19,8 @@ from kvstore.deadline import Allowance
 from kvstore.page import PageLayout, Tier
 from kvstore.plugins.vllm.messages import Change, StepPlan, WorkerReport
 from kvstore.plugins.vllm.paged_cache import PagedCache
-from kvstore.plugins.vllm.pool_lookup import PoolLookup
 from kvstore.plugins.vllm.scheduler import SchedulerHalf
+from kvstore.plugins.vllm.shared_lookup import SharedLookup
 from kvstore.plugins.vllm.worker import WorkerHalf, WorkerLimits
 from kvstore.tiers.base import PageTier
 from kvstore.worth import FetchWorth, WorthOptions
@@ -98,7 +98,7 @@ class PagedEngine:
         *,
         blocks: int = 64,
         ranks: int = 1,
-        pool: str | None = None,
+        lookup: Callable[[Sequence[PageLayout]], SharedLookup | None] = lambda layouts: None,
         worth: WorthOptions = ALWAYS,
         load_s: Allowance = PATIENT,
         weights: str = "sample",
@@ -112,7 +112,6 @@ class PagedEngine:
             self.caches.append(cache)
             self.workers.append(WorkerHalf(rank, PagedCache(cache, blocks), mine, tiers_of(mine), limits))
         self.worth = FetchWorth(worth)
-        lookup = (lambda layouts: None) if pool is None else (lambda layouts: PoolLookup(layouts, pool))
         self.scheduler = SchedulerHalf(BLOCK, self.worth, lookup, clock=clock)
         self.scheduler.greet([pickle.loads(pickle.dumps(worker.hello())) for worker in self.workers])
         self.told: list[Change] = self.scheduler.take_changes()

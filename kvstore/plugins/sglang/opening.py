@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from kvstore.announce import tier_events
-from kvstore.deadline import Allowance
 from kvstore.errors import MediumError
 from kvstore.events import TierCleared
 from kvstore.memory import IS_COMPILED
@@ -27,12 +26,14 @@ from kvstore.plugins.sglang.relay import EventRelay, relay_for
 from kvstore.plugins.sglang.shelf import Shelf, ShelfOptions
 from kvstore.plugins.weights import weights_digest
 from kvstore.publisher import PublisherOptions
+from kvstore.retention import Retention, RetentionRules
 from kvstore.tiers.base import OnChange, PagesStored, PageTier, TierChange
 from kvstore.tiers.disk import DiskOptions, DiskTier
 from kvstore.tiers.host import HostTier
 from kvstore.tiers.pool import PoolTier
 from kvstore.tiers.pool_topology import PoolOptions
-from kvstore.worth import WorthOptions
+from kvstore.tiers.shared_client import SharedHostOptions
+from kvstore.tiers.shared_host import SharedHostTier
 
 log = logging.getLogger(__name__)
 
@@ -123,15 +124,15 @@ class _Place:
         return int(self.options.host_bytes(writes=self.writes) * self.share)
 
     @property
-    def allowance(self) -> Allowance:
-        return Allowance(self.options.deadline_ms / 1000, int(self.options.least_mb_per_s * 1e6))
+    def retention(self) -> RetentionRules:
+        return self.options.retention(self.share)
 
     def limits(self, *, is_waiting_for_tokens: bool) -> ShelfOptions:
         """Return the limits of the shelf."""
         options = self.options
         return ShelfOptions(
-            get_s=self.allowance,
-            worth=WorthOptions(prefill_tokens_per_s=options.prefill_tokens_per_s, margin=options.claim_margin),
+            get_s=options.allowance,
+            worth=options.worth,
             is_waiting_for_tokens=is_waiting_for_tokens,
             writes=self.writes,
             promotes=options.host_gb > 0,
@@ -142,16 +143,32 @@ class _Place:
         """Open host, disk and pool, those that there are."""
         tiers: list[PageTier] = []
         if self.host_bytes >= self.layout.page_bytes:
-            tiers.append(HostTier(self.layout, capacity_bytes=self.host_bytes))
+            tiers.append(self._host())
         if (disk := self._disk()) is not None:
             disk.on_change = tell
             tiers.append(disk)
         pool_bytes = int(self.options.pool_bytes * self.share)
         if self.options.pool is not None and pool_bytes >= self.layout.page_bytes:
-            limits = PoolOptions(read_s=self.allowance)
-            pool = PoolTier(self.layout, self.options.pool, capacity_bytes=pool_bytes, on_change=tell, options=limits)
+            pool = PoolTier(
+                self.layout,
+                self.options.pool,
+                capacity_bytes=pool_bytes,
+                on_change=tell,
+                retention=self.retention,
+                options=PoolOptions(read_s=self.options.allowance),
+            )
             tiers.append(pool)
         return tiers
+
+    def _host(self) -> PageTier:
+        """Open the buffer. Pages have no names in it yet (see ``Shelf``), so they live there as briefly as any may, and
+        no quota counts them."""
+        brief = RetentionRules(Retention(ttl_s=self.retention.shortest_ttl_s))
+        socket = self.options.host_path
+        if socket is None:
+            return HostTier(self.layout, capacity_bytes=self.host_bytes, retention=brief)
+        limits = SharedHostOptions(ask_s=self.options.allowance)
+        return SharedHostTier(self.layout, socket, capacity_bytes=self.host_bytes, retention=brief, options=limits)
 
     def _disk(self) -> DiskTier | None:
         folder, folder_bytes = self.options.disk_path, self.options.disk_bytes
@@ -163,7 +180,13 @@ class _Place:
         name = f"{self.layout.fingerprint.hex()}-{self.facts.dp_rank}"
         try:
             path, room = claim_disk(folder, name, int(folder_bytes * self.share), folder_bytes)
-            return DiskTier(self.layout, path, capacity_bytes=room, options=DiskOptions(read_s=self.allowance))
+            return DiskTier(
+                self.layout,
+                path,
+                capacity_bytes=room,
+                retention=self.retention,
+                options=DiskOptions(read_s=self.options.allowance),
+            )
         except MediumError as error:
             log.error("keepwarm: no disk tier: %s", error)
             return None

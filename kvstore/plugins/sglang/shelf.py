@@ -190,10 +190,16 @@ class Shelf:
         return self.store.put(ready)
 
     def _name(self, pages: list[Page], put_s: float) -> list[Page]:
-        """Give pages their tokens, as far as the engine's events have told them or do so in time."""
+        """Give pages their tokens, as far as the engine's events have told them or do so in time.
+
+        What had no name in the buffer had nobody's life there: how long it lives, disk and pool say by its salt.
+        """
         wait_s = put_s + _TOKENS_WAIT_S - time.monotonic() if self.options.is_waiting_for_tokens else 0.0
         metas = self._book.lookup([key_content_hash(page.key) for page in pages], wait_s)
-        return [page if meta is None else replace(page, meta=meta) for page, meta in zip(pages, metas, strict=True)]
+        return [
+            page if page.meta != _NAMELESS else replace(page, meta=meta or _NAMELESS, expires_at_s=0)
+            for page, meta in zip(pages, metas, strict=True)
+        ]
 
     def _observe_read(self, tier: Tier, moved_bytes: int, took_s: float) -> None:
         with self._guard:

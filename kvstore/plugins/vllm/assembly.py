@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kvstore.deadline import Allowance
 from kvstore.errors import MediumError
 from kvstore.page import PageLayout
 from kvstore.plugins.disk_folder import claim_disk
 from kvstore.plugins.vllm.identity import page_layout, weights_of
 from kvstore.plugins.vllm.options import ConnectorOptions
 from kvstore.plugins.vllm.paged_cache import PagedCache
+from kvstore.plugins.vllm.shared_lookup import SharedLookup, SharedTier
 from kvstore.plugins.vllm.worker import WorkerHalf, WorkerLimits
 from kvstore.tiers.base import PageTier
 from kvstore.tiers.disk import DiskOptions, DiskTier
 from kvstore.tiers.host import HostTier
 from kvstore.tiers.pool import PoolTier
 from kvstore.tiers.pool_topology import PoolOptions
+from kvstore.tiers.shared_client import SharedHostOptions
+from kvstore.tiers.shared_host import SharedHostTier
 
 log = logging.getLogger(__name__)
 
 _MEMO = "weights.json"
-
-
-def allowance(options: ConnectorOptions) -> Allowance:
-    """Return how long a load may take."""
-    return Allowance(options.deadline_ms / 1000, int(options.least_mb_per_s * 1_000_000))
-
-
-def pool_options(options: ConnectorOptions) -> PoolOptions:
-    """Return the limits of the pool's requests."""
-    return PoolOptions(read_s=allowance(options))
 
 
 def open_worker(
@@ -51,12 +43,36 @@ def open_worker(
     weights_id = options.weights_id or weights_of(model.model, model.revision, _memo(options))
     layout = page_layout(cache, vllm_config, weights_id=weights_id, namespace=options.namespace, version=version)
     replica = getattr(vllm_config.parallel_config, "data_parallel_rank", 0)
-    limits = WorkerLimits(allowance(options), options.announce_pages)
-    return WorkerHalf(layout.rank, cache, layout, _tiers(options, layout, replica), limits)
+    limits = WorkerLimits(options.allowance, options.announce_pages)
+    return WorkerHalf(layout.rank, cache, layout, open_tiers(options, layout, replica), limits)
 
 
-def _tiers(options: ConnectorOptions, layout: PageLayout, replica: int) -> list[PageTier]:
-    tiers: list[PageTier] = [HostTier(layout, capacity_bytes=options.host_bytes // layout.ranks)]
+def open_lookup(options: ConnectorOptions, layouts: Sequence[PageLayout]) -> SharedLookup | None:
+    """Return the scheduler's way to ask tiers that others write to, too; ``None`` where there is none.
+
+    ``layouts``: of every rank. Raises ``MediumError`` for a pool's URL that is none.
+    """
+
+    def shared(layout: PageLayout) -> list[SharedTier]:
+        tiers: list[SharedTier] = []
+        if options.host_path is not None:
+            tiers.append(_shared_host(options, options.host_path, layout, is_asking=True))
+        if options.pool is not None:
+            limits = PoolOptions(read_s=options.allowance)
+            tiers.append(PoolTier(layout, options.pool, capacity_bytes=layout.page_bytes, options=limits))
+        return tiers
+
+    return None if options.host_path is None and options.pool is None else SharedLookup(layouts, shared)
+
+
+def open_tiers(options: ConnectorOptions, layout: PageLayout, replica: int = 0) -> list[PageTier]:
+    """Open one rank's host, disk and pool, those that there are. A disk that can't be used is left out, and told."""
+    retention = options.retention(1 / layout.ranks)
+    tiers: list[PageTier] = []
+    if options.host_path is not None:
+        tiers.append(_shared_host(options, options.host_path, layout))
+    else:
+        tiers.append(HostTier(layout, capacity_bytes=options.host_bytes // layout.ranks, retention=retention))
     if options.disk_path is not None:
         try:
             tiers.append(_disk(options, options.disk_path, layout, replica))
@@ -64,15 +80,32 @@ def _tiers(options: ConnectorOptions, layout: PageLayout, replica: int) -> list[
             log.error("keepwarm: this server goes without its disk: %s", error)
     if options.pool is not None:
         share = options.pool_bytes // layout.ranks
-        tiers.append(PoolTier(layout, options.pool, capacity_bytes=share, options=pool_options(options)))
+        limits = PoolOptions(read_s=options.allowance)
+        tiers.append(PoolTier(layout, options.pool, capacity_bytes=share, retention=retention, options=limits))
     return tiers
+
+
+def _shared_host(
+    options: ConnectorOptions, socket: Path, layout: PageLayout, *, is_asking: bool = False
+) -> SharedHostTier:
+    """``is_asking``: for the scheduler, which moves no pages."""
+    return SharedHostTier(
+        layout,
+        socket,
+        capacity_bytes=options.host_bytes // layout.ranks,
+        retention=options.retention(1 / layout.ranks),
+        options=SharedHostOptions(ask_s=options.allowance, follows=not is_asking, maps=not is_asking),
+    )
 
 
 def _disk(options: ConnectorOptions, folder: Path, layout: PageLayout, replica: int) -> DiskTier:
     name = layout.fingerprint.hex() + (f"-dp{replica}" if replica else "")
     path, size = claim_disk(folder, name, options.disk_bytes // layout.ranks, options.disk_bytes)
     path.mkdir(parents=True, exist_ok=True)
-    return DiskTier(layout, path, capacity_bytes=size, options=DiskOptions(read_s=allowance(options)))
+    retention = options.retention(1 / layout.ranks)
+    return DiskTier(
+        layout, path, capacity_bytes=size, retention=retention, options=DiskOptions(read_s=options.allowance)
+    )
 
 
 def _memo(options: ConnectorOptions) -> Path | None:

@@ -24,15 +24,15 @@ from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvstore.page import PageLayout, Tier
-from kvstore.plugins.vllm.assembly import open_worker, pool_options
+from kvstore.plugins.vllm.assembly import open_lookup, open_worker
 from kvstore.plugins.vllm.events import EventKinds, engine_events
 from kvstore.plugins.vllm.identity import CONTENT_HASHES
 from kvstore.plugins.vllm.messages import Hello, StepPlan, WorkerReport
-from kvstore.plugins.vllm.options import ConnectorOptions, read_options
-from kvstore.plugins.vllm.pool_lookup import PoolLookup
+from kvstore.plugins.vllm.options import read_options
 from kvstore.plugins.vllm.scheduler import SchedulerHalf
+from kvstore.plugins.vllm.shared_lookup import SharedLookup
 from kvstore.plugins.vllm.worker import WorkerHalf
-from kvstore.worth import FetchWorth, WorthOptions
+from kvstore.worth import FetchWorth
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -86,7 +86,7 @@ class Keepwarm(KVConnectorBase_V1):
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         if role is KVConnectorRole.SCHEDULER:
-            worth = FetchWorth(_worth_options(self._options))
+            worth = FetchWorth(self._options.worth)
             self._scheduler = SchedulerHalf(self._block_tokens, worth, self._open_lookup)
 
     @property
@@ -217,10 +217,8 @@ class Keepwarm(KVConnectorBase_V1):
         assert self._worker is not None, "called in the scheduler, or before there are caches"
         return self._worker
 
-    def _open_lookup(self, layouts: Sequence[PageLayout]) -> PoolLookup | None:
-        if self._options.pool is None:
-            return None
-        return PoolLookup(layouts, self._options.pool, pool_options(self._options))
+    def _open_lookup(self, layouts: Sequence[PageLayout]) -> SharedLookup | None:
+        return open_lookup(self._options, layouts)
 
 
 def _check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> None:
@@ -238,7 +236,3 @@ def _check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> No
         )
     if kv_cache_config is not None and len(kv_cache_config.kv_cache_groups) != 1:
         raise ValueError("keepwarm: models with several kinds of KV cache (sliding windows, Mamba) are not supported")
-
-
-def _worth_options(options: ConnectorOptions) -> WorthOptions:
-    return WorthOptions(prefill_tokens_per_s=options.prefill_tokens_per_s, margin=options.claim_margin)

@@ -1,7 +1,7 @@
 """The scheduler's half: which pages a request is offered, which blocks are stored, and what the engine tells of both.
 
-It moves no bytes and never waits. What the workers' tiers hold it knows from their reports; the pool is asked beside
-its thread. All its methods are called from vLLM's scheduler thread.
+It moves no bytes and never waits. What the workers' tiers hold it knows from their reports; those that others write to,
+too, are asked beside its thread. All its methods are called from vLLM's scheduler thread.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 from kvstore.page import PageLayout, Tier
 from kvstore.plugins.vllm.holdings import Holdings
 from kvstore.plugins.vllm.messages import Change, Failed, Hello, Load, Sample, Save, StepPlan, WorkerReport
-from kvstore.plugins.vllm.pool_lookup import PoolLookup
 from kvstore.plugins.vllm.requests import Tracked
+from kvstore.plugins.vllm.shared_lookup import Places, SharedLookup
 from kvstore.worth import FetchWorth
 
 _SAMPLE_PAGES = 4
@@ -32,7 +32,7 @@ class SchedulerHalf:
         self,
         block_tokens: int,
         worth: FetchWorth,
-        open_lookup: Callable[[Sequence[PageLayout]], PoolLookup | None],
+        open_lookup: Callable[[Sequence[PageLayout]], SharedLookup | None],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -41,7 +41,7 @@ class SchedulerHalf:
         self._open_lookup = open_lookup
         self._clock = clock
         self._holdings: Holdings | None = None
-        self._lookup: PoolLookup | None = None
+        self._lookup: SharedLookup | None = None
         self._page_bytes = 0
         self._requests: dict[str, Tracked] = {}
         self._loads: list[Load] = []
@@ -79,10 +79,10 @@ class SchedulerHalf:
     def track(self, request: Any) -> None:
         """A request has come: begin to look for its pages."""
         tracked = self._requests[request.request_id] = Tracked(request)
-        self._ask_pool(tracked)
+        self._ask_others(tracked)
 
     def offer(self, request: Any, computed_tokens: int) -> int | None:
-        """Return how many pages beyond these tokens are worth loading; ``None`` while the pool has not answered."""
+        """Return how many pages beyond these tokens are worth loading; ``None`` while a shared tier is being asked."""
         if self._holdings is None:
             return 0
         tracked = self._requests.get(request.request_id)
@@ -91,13 +91,13 @@ class SchedulerHalf:
             tracked = self._requests[request.request_id]
         if tracked.has_failed:
             return 0
-        self._ask_pool(tracked)
-        pooled = frozenset[bytes]() if self._lookup is None else self._lookup.answer(tracked.id)
-        if pooled is None:
+        self._ask_others(tracked)
+        shared: Places | None = {} if self._lookup is None else self._lookup.answer(tracked.id)
+        if shared is None:
             return None
         start = computed_tokens // self._tokens
         names = tracked.hashes[start : tracked.loadable(self._tokens)]
-        tiers = self._leading(names, pooled)
+        tiers = self._leading(names, shared)
         count = self._worth.leading(tiers, page_bytes=self._page_bytes, page_tokens=self._tokens)
         for tier in set(tiers[count:]) - {Tier.HOST}:
             self._refused[tier] = tuple(
@@ -106,13 +106,13 @@ class SchedulerHalf:
         tracked.claimed_from, tracked.claimed = start, tiers[:count]
         return count
 
-    def _leading(self, names: Sequence[bytes], pooled: frozenset[bytes]) -> list[Tier]:
+    def _leading(self, names: Sequence[bytes], shared: Places) -> list[Tier]:
         """Return where each of the leading blocks lies that some tier would deliver."""
         assert self._holdings is not None
         now_s, tiers = self._clock(), list[Tier]()
         shunned = {tier for tier, until_s in self._shunned.items() if now_s < until_s}
         for name in names:
-            tier = self._holdings.tier_of(name) or (Tier.POOL if name in pooled else None)
+            tier = self._holdings.tier_of(name) or shared.get(name)
             if tier is None or tier in shunned:
                 break
             tiers.append(tier)
@@ -237,7 +237,7 @@ class SchedulerHalf:
         if self._lookup is not None:
             self._lookup.close()
 
-    def _ask_pool(self, tracked: Tracked) -> None:
+    def _ask_others(self, tracked: Tracked) -> None:
         if self._lookup is None or self._holdings is None:
             return
         names = [name for name in tracked.hashes[: tracked.loadable(self._tokens)] if not self._holdings.tier_of(name)]
