@@ -355,6 +355,17 @@ def test_a_flipped_bit_is_a_miss_and_an_alarm_and_spoils_nothing_else(bench: Ben
     assert bench.reads(keys) == [page_data(key) for key in keys]
 
 
+def test_the_same_tokens_in_another_namespace_are_a_miss(bench: Bench) -> None:
+    mine, theirs, nobodys = chain(3, salt="mine"), chain(3, salt="theirs"), chain(3)
+    bench.put(*mine)
+    for others in (theirs, nobodys):
+        assert bench.tier.exists([key for key, _ in others]) == [False] * 3
+        assert bench.reads([key for key, _ in others]) == [None] * 3
+    assert bench.tier.stats().alarms == {}
+    bench.put(*theirs)
+    assert bench.reads([key for key, _ in (*mine, *theirs)]) == [page_data(key) for key, _ in (*mine, *theirs)]
+
+
 def test_a_forgotten_namespace_is_gone_and_no_other(bench: Bench) -> None:
     mine, theirs = chain(3, salt="mine"), chain(3, salt="theirs")
     bench.put(*mine, *theirs)
