@@ -66,6 +66,7 @@ from gateway.tokens import Tokens
 from gateway.workers.place import WorkerPlace
 from gateway.workers.worker import Worker
 from radix_index.index import RadixIndex
+from tracing.errors import TraceStoreUnavailable
 from tracing.metrics import Metrics
 from tracing.record import RequestRecord
 from tracing.runs import RunLinker
@@ -136,7 +137,7 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
             pool = await own_pool(embedded.pool_bytes, stack)
         pool_url = pool.url if pool is not None else embedded.pool_url if embedded.pool_bytes else None
         shelf = assembly.price_shelf(settings)
-        traces = TraceStore(settings.trace_path)
+        traces = TraceStore(assembly.trace_place(settings))
         stack.push_async_callback(asyncio.to_thread, traces.close, _FLUSH_S)
         place = assembly.ledger_place(settings)
         ledger = Ledger(place, assembly.ledger_options(settings), follower=TraceFollower(traces))
@@ -173,10 +174,11 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
             options=assembly.health_options(settings),
             on_described=lambda instance: _load_tokenizers(instance, models, prompts, settings),
             snapshots=snapshots,
+            on_began=lambda name: traces.began(name, time.time_ns()),
         )
         models = ModelDirectory(assembly.model_options(settings), fleet.models, fleet.knows_all_models)
         linker = RunLinker() if worker is None else worker.linker
-        linker.restore(await asyncio.to_thread(traces.recent, _RESTORED_RECORDS))
+        linker.restore(await asyncio.to_thread(_remembered, traces))
         recorder = Recorder(
             shelf=shelf,
             ledger=ledger,
@@ -371,6 +373,15 @@ class _Readiness:
 
 def _ever_healthy(instance: Instance) -> Callable[[], bool]:
     return lambda: instance.facts is not None
+
+
+def _remembered(traces: TraceStore) -> list[RequestRecord]:
+    """Return the newest records, none where the store is away: then runs begin anew."""
+    try:
+        return traces.recent(_RESTORED_RECORDS)
+    except TraceStoreUnavailable as error:
+        _log.warning("runs are not taken up again: %s", error)
+        return []
 
 
 def _watch(

@@ -61,6 +61,8 @@ from gateway.tls import TlsOptions
 from gateway.workers.place import WorkerPlace
 from tracing.content import ContentPolicy
 from tracing.record import Identity
+from tracing.store_database import Place as TracePlace
+from tracing.store_database import database_at
 
 POOL_ID = "keepwarm"
 """The name under which all embedded instances of a gateway share their pool."""
@@ -182,6 +184,12 @@ def ledger_place(settings: Settings) -> Place:
         settings.ledger_journal_path,
         migrates=settings.ledger.migrate == "on_start",
     )
+
+
+def trace_place(settings: Settings) -> TracePlace:
+    """Return where traces are. Raises ``TraceStoreError``."""
+    url = settings.tracing.url
+    return settings.trace_path if url is None else database_at(url.get_secret_value())
 
 
 def ledger_options(settings: Settings) -> LedgerOptions:

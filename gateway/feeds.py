@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from engine_adapter.base import EventSource
 from engine_adapter.event_socket import EventSocket, EventSocketOptions, Reconnected, Undecodable
@@ -33,7 +33,10 @@ class Feed:
         *,
         announced_tiers: Collection[Tier] = LOCAL_TIERS,
         resumed: SourceState | None = None,
+        on_restart: Callable[[], object] = lambda: None,
     ) -> None:
+        """``on_restart`` is called when the source turns out to be in another life than before."""
+        self._on_restart = on_restart
         self._source, self._fold, self._index = source, fold, index
         self._resync = Resync(
             ResyncOptions(
@@ -43,6 +46,7 @@ class Feed:
         )
         self._shown: Knowledge | None = None
         self._is_unproved = resumed is not None
+        self._restarts = 0
         self.resets = 0
         """How often all that it had said was forgotten."""
         if resumed is not None:
@@ -106,6 +110,9 @@ class Feed:
 
     async def _take(self, step: Step, socket: EventSocket) -> None:
         while True:
+            if self._resync.stats.restarts > self._restarts:
+                self._restarts = self._resync.stats.restarts
+                self._on_restart()
             if step.reset:
                 self._reset()
             for batch in step.apply:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 
 from engine_adapter.base import Capabilities, EngineAdapter, EventSource, InstanceFacts
 from engine_adapter.errors import ConnectFailed, UpstreamError
@@ -110,6 +111,7 @@ class Instance:
         self._idle = asyncio.Event()
         self.load = Load(EngineCosts(rates), on_idle=self._idle.set)
         self.facts: InstanceFacts | None = None
+        self.was_gone = False  # nobody listened there since it was described
         self.is_healthy = False
         self.is_draining = False
         self.answers: set[UpstreamResponse] = set()  # that come from there now
@@ -205,7 +207,10 @@ class Fleet:
         options: HealthOptions | None = None,
         on_described: OnDescribed | None = None,
         snapshots: IndexSnapshots | None = None,
+        on_began: Callable[[str], object] = lambda name: None,
     ) -> None:
+        """``on_began`` is called with the name of an instance that began anew, with nothing in its caches."""
+        self._on_began = on_began
         self._options = options or HealthOptions()
         self.instances = {spec.id: Instance(spec, rates, self._options.breaker) for spec in specs}
         self._has_outside = any(instance.spec.keeps_out for instance in self.instances.values())
@@ -334,6 +339,9 @@ class Fleet:
         while not await self._probe(instance):
             await self._pause(instance)
         await self._describe(instance)
+        if instance.was_gone:
+            instance.was_gone = False
+            self._on_began(instance.id)
         self._found(instance)
         async with asyncio.TaskGroup() as group:
             follows = [group.create_task(self._follow_load(instance), name=f"load {instance.id}")]
@@ -344,6 +352,7 @@ class Fleet:
                 if await self._probe(instance):
                     self._found(instance)
                 elif instance.trouble == _NOBODY:
+                    instance.was_gone = True
                     break
             for task in follows:
                 task.cancel()
@@ -411,7 +420,14 @@ class Fleet:
         block_size = facts.block_size if resumed is None else resumed.block_size
         fold = SourceFold(self.index, spec.id, model=model, block_size=block_size, pool=pool)
         announced = {_TIERS[name] for name in facts.tiers if name in _TIERS} | set(FLUSHED_TIERS)
-        instance.feed = Feed(source, fold, self.index, announced_tiers=announced, resumed=resumed)
+        instance.feed = Feed(
+            source,
+            fold,
+            self.index,
+            announced_tiers=announced,
+            resumed=resumed,
+            on_restart=partial(self._on_began, spec.id),
+        )
 
     def _ranked(self, instance: Instance, sources: Sequence[EventSource]) -> EventSource:
         """Return the one source of this instance. Every data-parallel rank has a cache of its own, so each is an

@@ -393,7 +393,8 @@ class LedgerSettings(_Strict):
 class TracingSettings(_Strict):
     """The trace store and export."""
 
-    store: Path | None = None  # None: in ``home``
+    store: Path | None = None  # a file; None: in ``home``
+    url: SecretStr | None = None  # postgresql+psycopg://USER:PASSWORD@HOST/DATABASE, for a fleet, instead of a file
     # What of a conversation may be written down or exported: nothing, digests, words without what looks like a secret
     # or names a person, everything. See docs/tracing.md.
     content: Literal["off", "hashed", "redacted", "full"] = "hashed"
@@ -482,7 +483,7 @@ class Settings(BaseSettings):
 
     @property
     def trace_path(self) -> Path:
-        """Where the trace store lies."""
+        """Where the trace store lies when that is a file."""
         return self.tracing.store or self.home / "traces.sqlite3"
 
     @model_validator(mode="after")
@@ -493,6 +494,8 @@ class Settings(BaseSettings):
             raise ValueError("there is no engine: name [[instances]] or enable [embedded]")
         if self.ledger.url is not None and self.billing.ledger is not None:
             raise ValueError("ledger.url and billing.ledger name two ledgers: leave one out")
+        if self.tracing.url is not None and self.tracing.store is not None:
+            raise ValueError("tracing.url and tracing.store name two trace stores: leave one out")
         if self.embedded.ports and len(self.embedded.ports) != self.embedded.instances:
             raise ValueError("embedded.ports must name one port for each of embedded.instances")
         through = self.routing.through

@@ -3,10 +3,11 @@
 ::
 
     TracingError
-    ├── TraceStoreError        the store's file can't be opened, read or written
-    │   └── AmbiguousRunError  several tenants have a run of that name, and none was named
-    ├── UnstorableRecord       a record holds what JSON can't: a lone surrogate, an integer of 65 bits
-    └── ExportUnavailable      spans are to be exported and what that needs isn't installed
+    ├── TraceStoreError            the store can't be opened, read or written
+    │   ├── TraceStoreUnavailable  its server can't be reached now
+    │   └── AmbiguousRunError      several tenants have a run of that name, and none was named
+    ├── UnstorableRecord           a record holds what JSON can't: a lone surrogate, an integer of 65 bits
+    └── ExportUnavailable          spans are to be exported and what that needs isn't installed
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ class TracingError(Exception):
 
 
 class TraceStoreError(TracingError):
-    """The trace store's file can't be opened, read or written."""
+    """The trace store can't be opened, read or written."""
+
+
+class TraceStoreUnavailable(TraceStoreError):
+    """The trace store's server can't be reached now; later it may."""
 
 
 class AmbiguousRunError(TraceStoreError):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 from typing import Final
+
+from tracing.store_database import Parameters, SqlValue, TraceSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,112 +81,134 @@ class RunFilter:
     after: RunKey | None = None  # the runs that follow it in the list
 
 
-def condition_of(where: RunFilter) -> tuple[str, list[object]]:
-    """The filter as a condition on the table ``runs``, and its values."""
-    conditions = ["1"]
-    values: list[object] = []
-    for condition, value in (
-        ("tenant = ?", where.tenant),
-        ("last_ns >= ?", where.since_ns),
-        ("last_ns < ?", where.until_ns),
-        (_HAS_RECORD.format("model = ?"), where.model),
-        (_HAS_RECORD.format("agent = ?"), where.agent),
-        (_HAS_RECORD.format("outcome = ?"), where.outcome),
-        (_HAS_RECORD.format(f"{_TEAM} = ?"), where.team),
-        (_OF_RUN.format(f"total({_HITS}) * 100 < ? * sum(prompt_tokens)"), where.hit_below_percent),
-        (_HAS_RECORD.format("1 GROUP BY currency HAVING total(cost_nano) > ?"), where.cost_above_nano),
+def condition_of(where: RunFilter) -> tuple[str, dict[str, SqlValue]]:
+    """The filter as a condition on the table ``runs``, and its parameters."""
+    conditions = ["1 = 1"]
+    values: dict[str, SqlValue] = {}
+    for name, condition, value in (
+        ("tenant", "tenant = :tenant", where.tenant),
+        ("since", "last_ns >= :since", where.since_ns),
+        ("until", "last_ns < :until", where.until_ns),
+        ("model", _HAS_RECORD.format("model = :model"), where.model),
+        ("agent", _HAS_RECORD.format("agent = :agent"), where.agent),
+        ("outcome", _HAS_RECORD.format("outcome = :outcome"), where.outcome),
+        ("team", _HAS_RECORD.format("team = :team"), where.team),
+        ("percent", _OF_RUN.format(f"sum({HITS}) * 100 < :percent * sum(prompt_tokens)"), where.hit_below_percent),
+        ("above", _HAS_RECORD.format(f"1 = 1 GROUP BY currency HAVING {_COST} > :above"), where.cost_above_nano),
+        ("like", f"({_says('run_id')} OR {_HAS_RECORD.format(_says('agent'))})", _pattern(where.text)),
     ):
         if value is not None:
             conditions.append(condition)
-            values.append(value)
-    if where.text:
-        conditions.append(f"(instr(lower(run_id), lower(?)) OR {_HAS_RECORD.format('instr(lower(agent), lower(?))')})")
-        values += [where.text, where.text]
+            values[name] = value
     if where.failed_only:
         conditions.append(_HAS_RECORD.format("outcome <> 'ok'"))
     if where.unfailed_only:
         conditions.append("NOT " + _HAS_RECORD.format("outcome <> 'ok'"))
     if where.after is not None:
-        conditions.append("(last_ns, tenant, run_id) < (?, ?, ?)")
-        values += [where.after.last_ns, where.after.tenant, where.after.run_id]
+        conditions.append("(last_ns, tenant, run_id) < (:after_ns, :after_tenant, :after_run)")
+        values |= {"after_ns": where.after.last_ns, "after_tenant": where.after.tenant, "after_run": where.after.run_id}
     return " AND ".join(conditions), values
 
 
+def _pattern(text: str | None) -> str | None:
+    """Return what LIKE finds a text by that stands anywhere."""
+    return f"%{text.translate(_LITERALLY)}%" if text else None
+
+
+def _says(column: str) -> str:
+    return f"lower({column}) LIKE lower(:like) ESCAPE '!'"
+
+
+_LITERALLY: Final = str.maketrans({sign: f"!{sign}" for sign in "!%_"})
 _SAME_RUN: Final = "records.tenant = runs.tenant AND records.run_id = runs.run_id"
 _HAS_RECORD: Final = f"EXISTS (SELECT 1 FROM records WHERE {_SAME_RUN} AND {{}})"
 _OF_RUN: Final = f"(SELECT {{}} FROM records WHERE {_SAME_RUN})"
-_HITS: Final = "hit_device_tokens + hit_host_tokens + hit_disk_tokens + hit_pool_tokens + hit_unknown_tokens"
-_TEAM: Final = "json_extract(CAST(body AS TEXT), '$.identity.team')"
+_COST: Final = "coalesce(sum(CAST(cost_nano AS DOUBLE PRECISION)), 0)"  # a sum of integers might not fit 64 bits
+HITS: Final = "hit_device_tokens + hit_host_tokens + hit_disk_tokens + hit_pool_tokens + hit_unknown_tokens"
+FAILED: Final = "count(*) FILTER (WHERE outcome <> 'ok')"
 
 
-def summary(reader: sqlite3.Connection, tenant: str, run_id: str) -> RunSummary:
+def sum_of(what: str) -> str:
+    """SQL of a sum that is an int in Python, whichever database says it."""
+    return f"CAST(sum({what}) AS BIGINT)"
+
+
+_SUMS: Final = ", ".join(
+    sum_of(name)
+    for name in (
+        "prompt_tokens", "hit_device_tokens", "hit_host_tokens", "hit_disk_tokens", "hit_pool_tokens",
+        "hit_unknown_tokens", "output_tokens",
+    )
+)  # fmt: skip
+
+
+def summary(session: TraceSession, tenant: str, run_id: str) -> RunSummary:
     """The sums of one run that has at least one record."""
-    values = (tenant, run_id)
-    sums = reader.execute(
-        "SELECT max(agent), min(arrived_ns), max(arrived_ns), count(*), sum(outcome <> 'ok'), sum(prompt_tokens),"
-        " sum(hit_device_tokens), sum(hit_host_tokens), sum(hit_disk_tokens), sum(hit_pool_tokens),"
-        " sum(hit_unknown_tokens), sum(output_tokens), count(ttft_ns) FROM records WHERE tenant = ? AND run_id = ?",
+    values: dict[str, SqlValue] = {"tenant": tenant, "run_id": run_id}
+    of_run = "FROM records WHERE tenant = :tenant AND run_id = :run_id"
+    ((agent, first_ns, last_ns, steps, failed, prompt, *hits, output, timed),) = session.query(
+        f"SELECT max(agent), min(arrived_ns), max(arrived_ns), count(*), {FAILED}, {_SUMS}, count(ttft_ns) {of_run}",
         values,
-    ).fetchone()
-    model = reader.execute(
-        "SELECT model FROM records WHERE tenant = ? AND run_id = ? ORDER BY step DESC, seq DESC LIMIT 1", values
-    ).fetchone()[0]
-    median = reader.execute(
-        "SELECT ttft_ns FROM records WHERE tenant = ? AND run_id = ? AND ttft_ns IS NOT NULL ORDER BY ttft_ns"
-        " LIMIT 1 OFFSET ?",
-        (*values, max(0, (sums[12] - 1) // 2)),
-    ).fetchone()
+    )
+    ((model,),) = session.query(f"SELECT model {of_run} ORDER BY step DESC, seq DESC LIMIT 1", values)
+    median = session.query(
+        f"SELECT ttft_ns {of_run} AND ttft_ns IS NOT NULL ORDER BY ttft_ns LIMIT 1 OFFSET :at",
+        {**values, "at": max(0, (timed - 1) // 2)},
+    )
+    device, host, disk, pool, unknown = hits
     return RunSummary(
         tenant=tenant,
         run_id=run_id,
-        agent=sums[0],
+        agent=agent,
         model=model,
-        first_ns=sums[1],
-        last_ns=sums[2],
-        steps=sums[3],
-        failed=sums[4],
-        prompt_tokens=sums[5],
-        hit_tokens=sums[6:11],
-        output_tokens=sums[11],
-        ttft_p50_ns=median[0] if median else None,
-        money=money(reader, "tenant = ? AND run_id = ?", values),
+        first_ns=first_ns,
+        last_ns=last_ns,
+        steps=steps,
+        failed=failed,
+        prompt_tokens=prompt,
+        hit_tokens=(device, host, disk, pool, unknown),
+        output_tokens=output,
+        ttft_p50_ns=median[0][0] if median else None,
+        money=money(session, "tenant = :tenant AND run_id = :run_id", values),
     )
 
 
-def totals(reader: sqlite3.Connection, tenant: str | None, since_ns: int | None) -> StoreTotals:
+def totals(session: TraceSession, tenant: str | None, since_ns: int | None) -> StoreTotals:
     """The sums over one tenant's or everybody's records since a moment."""
-    conditions = ["1"]
-    values: list[object] = []
-    for each, value in (("tenant = ?", tenant), ("arrived_ns >= ?", since_ns)):
+    conditions = ["1 = 1"]
+    values: dict[str, SqlValue] = {}
+    for name, each, value in (("tenant", "tenant = :tenant", tenant), ("since", "arrived_ns >= :since", since_ns)):
         if value is not None:
             conditions.append(each)
-            values.append(value)
+            values[name] = value
     condition = " AND ".join(conditions)
-    requests, prompt, *hits, output = reader.execute(
-        "SELECT count(*), sum(prompt_tokens), sum(hit_device_tokens), sum(hit_host_tokens), sum(hit_disk_tokens),"
-        f" sum(hit_pool_tokens), sum(hit_unknown_tokens), sum(output_tokens) FROM records WHERE {condition}",
+    ((requests, prompt, *hits, output),) = session.query(
+        f"SELECT count(*), {_SUMS} FROM records WHERE {condition}", values
+    )
+    ((runs,),) = session.query(
+        "SELECT count(*) FROM (SELECT DISTINCT tenant, run_id FROM records"
+        f" WHERE run_id IS NOT NULL AND {condition}) AS named",
         values,
-    ).fetchone()
-    runs = reader.execute(
-        f"SELECT count(*) FROM (SELECT DISTINCT tenant, run_id FROM records WHERE run_id IS NOT NULL AND {condition})",
-        values,
-    ).fetchone()[0]
+    )
     device, host, disk, pool, unknown = (tokens or 0 for tokens in hits)
     return StoreTotals(
-        requests, runs, prompt or 0, (device, host, disk, pool, unknown), output or 0,
-        money(reader, condition, tuple(values)),
-    )  # fmt: skip
+        requests, runs, prompt or 0, (device, host, disk, pool, unknown), output or 0, money(session, condition, values)
+    )
 
 
-def money(reader: sqlite3.Connection, condition: str, values: tuple[object, ...]) -> tuple[Money, ...]:
+def money(session: TraceSession, condition: str, values: Parameters) -> tuple[Money, ...]:
     """Sums by currency. Amounts are summed in two halves, so that no sum of 64-bit integers overflows."""
-    rows = reader.execute(
-        "SELECT currency, sum(cost_nano >> 32), sum(cost_nano & 4294967295), sum(saved_nano >> 32),"
-        f" sum(saved_nano & 4294967295), sum(cost_nano IS NULL) FROM records WHERE {condition}"
+    halves = ", ".join(sum_of(half) for name in ("cost_nano", "saved_nano") for half in _halves(name))
+    rows = session.query(
+        f"SELECT currency, {halves}, count(*) - count(cost_nano) FROM records WHERE {condition}"
         " GROUP BY currency ORDER BY currency",
         values,
-    ).fetchall()
+    )
     return tuple(
         Money(currency, ((high or 0) << 32) + (low or 0), ((saved_high or 0) << 32) + (saved_low or 0), unpriced)
         for currency, high, low, saved_high, saved_low, unpriced in rows
     )
+
+
+def _halves(name: str) -> tuple[str, str]:
+    return f"{name} >> 32", f"{name} & 4294967295"

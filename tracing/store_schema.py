@@ -1,103 +1,111 @@
-"""The trace store's tables: the record itself as JSON, beside it the columns that lists are filtered and summed by."""
+"""The trace store's tables: the record itself as JSON, beside it the columns that lists are filtered and summed by.
+
+Statements that make tables have places for what the databases call their types.
+"""
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Final
 
 import msgspec
 
 from tracing.errors import UnstorableRecord
 from tracing.record import RequestRecord
+from tracing.store_database import Parameters, Row
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 _INT64: Final = 2**63
 
-SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS records (
-    seq INTEGER PRIMARY KEY,
-    request_id TEXT NOT NULL UNIQUE,
-    tenant TEXT NOT NULL,
-    run_id TEXT,
-    step INTEGER,
-    arrived_ns INTEGER NOT NULL,
-    outcome TEXT NOT NULL,
-    model TEXT NOT NULL,
-    agent TEXT,
-    hit_device_tokens INTEGER NOT NULL,
-    hit_host_tokens INTEGER NOT NULL,
-    hit_disk_tokens INTEGER NOT NULL,
-    hit_pool_tokens INTEGER NOT NULL,
-    hit_unknown_tokens INTEGER NOT NULL,
-    prompt_tokens INTEGER NOT NULL,
-    output_tokens INTEGER NOT NULL,
-    ttft_ns INTEGER,
-    currency TEXT NOT NULL,
-    cost_nano INTEGER,
-    saved_nano INTEGER,
-    body BLOB NOT NULL,
-    detail BLOB
-) STRICT;
-CREATE INDEX IF NOT EXISTS records_by_run ON records (tenant, run_id, step, seq) WHERE run_id IS NOT NULL;
-CREATE INDEX IF NOT EXISTS records_by_time ON records (arrived_ns);
-CREATE TABLE IF NOT EXISTS runs (
-    tenant TEXT NOT NULL,
-    run_id TEXT NOT NULL,
-    last_ns INTEGER NOT NULL,
-    PRIMARY KEY (tenant, run_id)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS runs_by_time ON runs (last_ns);
-"""
+SCHEMA: Final = (
+    """
+CREATE TABLE records (
+    seq {serial},
+    request_id {text} NOT NULL UNIQUE,
+    tenant {text} NOT NULL,
+    run_id {text},
+    step {int},
+    arrived_ns {int} NOT NULL,
+    outcome {text} NOT NULL,
+    model {text} NOT NULL,
+    agent {text},
+    hit_device_tokens {int} NOT NULL,
+    hit_host_tokens {int} NOT NULL,
+    hit_disk_tokens {int} NOT NULL,
+    hit_pool_tokens {int} NOT NULL,
+    hit_unknown_tokens {int} NOT NULL,
+    prompt_tokens {int} NOT NULL,
+    output_tokens {int} NOT NULL,
+    ttft_ns {int},
+    currency {text} NOT NULL,
+    cost_nano {int},
+    saved_nano {int},
+    body {bytes} NOT NULL,
+    detail {bytes},
+    team {text},
+    parent_run_id {text},
+    parent_request_id {text},
+    parent_call_id {text}
+){rows}""",
+    "CREATE INDEX records_by_run ON records (tenant, run_id, step, seq) WHERE run_id IS NOT NULL",
+    "CREATE INDEX records_by_time ON records (arrived_ns)",
+    "CREATE TABLE runs (tenant {text} NOT NULL, run_id {text} NOT NULL, last_ns {int} NOT NULL,"
+    " PRIMARY KEY (tenant, run_id)){keyed}",
+    "CREATE INDEX runs_by_time ON runs (last_ns)",
+)
 
-SPANS: Final = """
-CREATE TABLE IF NOT EXISTS spans (
-    tenant TEXT NOT NULL,
-    trace_id TEXT NOT NULL,
-    span_id TEXT NOT NULL,
-    run_id TEXT,
-    tool_call_id TEXT,
-    received_ns INTEGER NOT NULL,
-    body BLOB NOT NULL,
+SPANS: Final = (
+    """
+CREATE TABLE spans (
+    tenant {text} NOT NULL,
+    trace_id {text} NOT NULL,
+    span_id {text} NOT NULL,
+    run_id {text},
+    tool_call_id {text},
+    received_ns {int} NOT NULL,
+    body {bytes} NOT NULL,
     PRIMARY KEY (tenant, trace_id, span_id)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS spans_by_run ON spans (tenant, run_id) WHERE run_id IS NOT NULL;
-CREATE INDEX IF NOT EXISTS spans_by_call ON spans (tenant, tool_call_id) WHERE tool_call_id IS NOT NULL;
-CREATE INDEX IF NOT EXISTS spans_by_time ON spans (received_ns);
-"""
+){keyed}""",
+    "CREATE INDEX spans_by_run ON spans (tenant, run_id) WHERE run_id IS NOT NULL",
+    "CREATE INDEX spans_by_call ON spans (tenant, tool_call_id) WHERE tool_call_id IS NOT NULL",
+    "CREATE INDEX spans_by_time ON spans (received_ns)",
+)
 """What agents sent of their own, by OTLP."""
 
-MIGRATIONS: Final = {1: "ALTER TABLE records ADD COLUMN detail BLOB;" + SPANS}
-"""What brings the tables of a version to the next one."""
+LIVES: Final = (
+    "CREATE TABLE lives (instance {text} NOT NULL, began_ns {int} NOT NULL, PRIMARY KEY (instance, began_ns)){keyed}",
+    "CREATE INDEX lives_by_time ON lives (began_ns)",
+)
+"""When engines began anew, with nothing in their caches."""
 
 COLUMNS: Final = (
     "request_id, tenant, run_id, step, arrived_ns, outcome, model, agent, hit_device_tokens, hit_host_tokens,"
     " hit_disk_tokens, hit_pool_tokens, hit_unknown_tokens, prompt_tokens, output_tokens, ttft_ns, currency, cost_nano,"
-    " saved_nano, body"
+    " saved_nano, team, parent_run_id, parent_request_id, parent_call_id, body"
 )
-_ROW: Final = f"(?{', ?' * COLUMNS.count(',')})"
+"""What is stored of a record. The body comes last: it is the record, the others are what lists look for."""
+
 LIST_RUNS: Final = """
 INSERT INTO runs SELECT tenant, run_id, max(arrived_ns) FROM records
 WHERE run_id IS NOT NULL AND request_id IN ({}) GROUP BY tenant, run_id
-ON CONFLICT (tenant, run_id) DO UPDATE SET last_ns = max(last_ns, excluded.last_ns)
+ON CONFLICT (tenant, run_id) DO UPDATE SET
+    last_ns = CASE WHEN excluded.last_ns > runs.last_ns THEN excluded.last_ns ELSE runs.last_ns END
 """
 """Lists the runs of these requests as they are stored, whatever else was handed in under their names."""
 
-INSERT_DETAIL: Final = "UPDATE records SET detail = ? WHERE request_id = ?"
-INSERT_SPAN: Final = "INSERT OR REPLACE INTO spans VALUES (?, ?, ?, ?, ?, ?, ?)"
+INSERT_DETAIL: Final = "UPDATE records SET detail = :detail WHERE request_id = :request_id"
+INSERT_SPAN: Final = """
+INSERT INTO spans VALUES (:tenant, :trace_id, :span_id, :run_id, :tool_call_id, :received_ns, :body)
+ON CONFLICT (tenant, trace_id, span_id) DO UPDATE SET run_id = excluded.run_id,
+    tool_call_id = excluded.tool_call_id, received_ns = excluded.received_ns, body = excluded.body
+"""
+INSERT_LIFE: Final = "INSERT INTO lives VALUES (:instance, :began_ns) ON CONFLICT DO NOTHING"
 
-Row = tuple[object, ...]
-Statement = tuple[str, Row]
+Statement = tuple[str, Parameters]
 """SQL and its values, run after the records of its batch."""
 
 
-@cache
-def insert_sql(rows: int) -> str:
-    """The statement that stores so many records and leaves those that are there already."""
-    return f"INSERT OR IGNORE INTO records ({COLUMNS}) VALUES {', '.join([_ROW] * rows)}"
-
-
 def row_of(record: RequestRecord) -> Row:
-    """The values of one row of :func:`insert_sql`. Raises :class:`UnstorableRecord`."""
+    """What is stored of a record. Raises :class:`UnstorableRecord`."""
     usage, charge, link = record.usage, record.charge, record.link
     row: Row = (
         record.request_id,
@@ -119,6 +127,10 @@ def row_of(record: RequestRecord) -> Row:
         charge.currency,
         charge.amount_nano,
         charge.saved_nano,
+        record.identity.team,
+        link.parent_run_id if link else None,
+        link.parent_request_id if link else None,
+        link.parent_call_id if link else None,
         encode_record(record),
     )
     if any(isinstance(value, int) and not -_INT64 <= value < _INT64 for value in row):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
+
+from tracing.store_database import SqlValue, TraceSession
+from tracing.store_lists import FAILED, HITS, sum_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,49 +29,46 @@ class Choices:
     teams: tuple[str, ...]
 
 
-def buckets(
-    reader: sqlite3.Connection, tenant: str | None, since_ns: int, until_ns: int, bucket_ns: int
-) -> list[Bucket]:
+def buckets(session: TraceSession, tenant: str | None, since_ns: int, until_ns: int, bucket_ns: int) -> list[Bucket]:
     """The buckets of a time that hold a record, oldest first, counted from ``since_ns``. Cost: its records."""
-    rows = reader.execute(
-        "SELECT (arrived_ns - ?) / ?, count(*), sum(outcome <> 'ok'), sum(prompt_tokens), sum(hit_device_tokens"
-        " + hit_host_tokens + hit_disk_tokens + hit_pool_tokens + hit_unknown_tokens), sum(output_tokens)"
-        f" FROM records WHERE arrived_ns >= ? AND arrived_ns < ?{_of(tenant)} GROUP BY 1 ORDER BY 1",
-        (since_ns, bucket_ns, since_ns, until_ns, *_value(tenant)),
+    rows = session.query(
+        f"SELECT (arrived_ns - :since) / :bucket, count(*), {FAILED}, {sum_of('prompt_tokens')}, {sum_of(HITS)},"
+        f" {sum_of('output_tokens')} FROM records WHERE arrived_ns >= :since AND arrived_ns < :until{_of(tenant)}"
+        " GROUP BY 1 ORDER BY 1",
+        {"since": since_ns, "until": until_ns, "bucket": bucket_ns, **_value(tenant)},
     )
     return [Bucket(since_ns + number * bucket_ns, *sums) for number, *sums in rows]
 
 
-def ttfts(reader: sqlite3.Connection, tenant: str | None, since_ns: int, until_ns: int, limit: int) -> list[int]:
+def ttfts(session: TraceSession, tenant: str | None, since_ns: int, until_ns: int, limit: int) -> list[int]:
     """The times to the first token of at most ``limit`` records of a time, the newest ones, in ns, ascending."""
-    rows = reader.execute(
-        "SELECT ttft_ns FROM records WHERE arrived_ns >= ? AND arrived_ns < ? AND ttft_ns IS NOT NULL"
-        f"{_of(tenant)} ORDER BY arrived_ns DESC LIMIT ?",
-        (since_ns, until_ns, *_value(tenant), limit),
+    rows = session.query(
+        "SELECT ttft_ns FROM records WHERE arrived_ns >= :since AND arrived_ns < :until AND ttft_ns IS NOT NULL"
+        f"{_of(tenant)} ORDER BY arrived_ns DESC LIMIT :limit",
+        {"since": since_ns, "until": until_ns, "limit": limit, **_value(tenant)},
     )
     return sorted(row[0] for row in rows)
 
 
-def newest(reader: sqlite3.Connection) -> int:
+def newest(session: TraceSession) -> int:
     """The number of the last record that was stored, 0 before the first."""
-    return int(reader.execute("SELECT coalesce(max(seq), 0) FROM records").fetchone()[0])
+    return int(session.query("SELECT coalesce(max(seq), 0) FROM records")[0][0])
 
 
-def choices(reader: sqlite3.Connection, tenant: str | None, newest_records: int) -> Choices:
+def choices(session: TraceSession, tenant: str | None, newest_records: int) -> Choices:
     """The names in the newest records. Cost: those records."""
-    where = "" if tenant is None else " WHERE tenant = ?"
-    rows = reader.execute(
-        "SELECT DISTINCT model, agent, json_extract(CAST(body AS TEXT), '$.identity.team') FROM"
-        f" (SELECT model, agent, body FROM records{where} ORDER BY seq DESC LIMIT ?)",
-        (*_value(tenant), newest_records),
-    ).fetchall()
+    rows = session.query(
+        "SELECT DISTINCT model, agent, team FROM (SELECT model, agent, team FROM records"
+        f" WHERE 1 = 1{_of(tenant)} ORDER BY seq DESC LIMIT :limit) AS newest",
+        {"limit": newest_records, **_value(tenant)},
+    )
     models, agents, teams = (tuple(sorted({row[column] for row in rows if row[column]})) for column in range(3))
     return Choices(models, agents, teams)
 
 
 def _of(tenant: str | None) -> str:
-    return "" if tenant is None else " AND tenant = ?"
+    return "" if tenant is None else " AND tenant = :tenant"
 
 
-def _value(tenant: str | None) -> tuple[object, ...]:
-    return () if tenant is None else (tenant,)
+def _value(tenant: str | None) -> dict[str, SqlValue]:
+    return {} if tenant is None else {"tenant": tenant}

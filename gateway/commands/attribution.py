@@ -9,14 +9,16 @@ import argparse
 import json
 import sys
 import time
-from pathlib import Path
+from collections.abc import Mapping
 
 from billing.attribution import UNITS, attribute
 from billing.attribution_text import attribution_json, render_attribution
-from billing.errors import BillingError, ReportError
+from billing.errors import BillingError
+from billing.ledger_read import LedgerReader
 from billing.prices import PriceBook
-from gateway.commands.baseline import add_baseline_arguments, baseline_json, load, render_baseline, replay
-from gateway.commands.report import add_ledger_arguments, ledger_place, parse_moment, settings_of
+from gateway.commands.baseline import add_baseline_arguments, baseline_json, render_baseline, replay
+from gateway.commands.report import add_ledger_arguments, ledger_place, parse_moment
+from gateway.commands.traces import add_restart_argument, add_traces_argument, opened_traces, told_restarts
 from gateway.errors import SettingsError
 from gateway.replay.errors import ReplayError
 from tracing.errors import TracingError
@@ -26,13 +28,11 @@ from tracing.record import RequestRecord
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_ledger_arguments(parser)
-    parser.add_argument("--traces", metavar="PATH", help="the trace store to read (default: the settings' one)")
+    add_traces_argument(parser)
     parser.add_argument("--by", default="team", choices=sorted(UNITS), help="between whom (default: %(default)s)")
     parser.add_argument("--since", metavar="TIME", help="requests that arrived at or after it")
     parser.add_argument("--until", metavar="TIME", help="requests that arrived before it")
-    parser.add_argument(
-        "--restart", action="append", default=[], metavar="INSTANCE=TIME", help="an engine began anew then; repeatable"
-    )
+    add_restart_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_baseline_arguments(parser)
 
@@ -40,9 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print it; return the exit status."""
     try:
-        records, books = load_asked(args)
-        restarts = _restarts(args.restart)
-        found = attribute(records, books, unit=args.by, restarts=restarts)
+        records, books, lives = load_asked(args)
+        found = attribute(records, books, unit=args.by, restarts=told_restarts(args, lives))
         baseline = None if args.baseline == "none" else replay(args, records, books)
     except (BillingError, SettingsError, TracingError, ReplayError) as error:
         print(f"keepwarm attribution: {error}", file=sys.stderr)
@@ -59,19 +58,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def load_asked(args: argparse.Namespace) -> tuple[list[RequestRecord], dict[str, PriceBook]]:
-    """Return the records of the time asked for, in order of arrival, and all price versions."""
+def load_asked(
+    args: argparse.Namespace,
+) -> tuple[list[RequestRecord], dict[str, PriceBook], Mapping[str, tuple[int, ...]]]:
+    """Return the records of the time asked for in order of arrival, all price versions, and when engines began anew."""
     now_ns = time.time_ns()
     since, until = (None if text is None else parse_moment(text, now_ns) for text in (args.since, args.until))
-    traces = settings_of(args).trace_path if args.traces is None else Path(args.traces)
-    return load(ledger_place(args), traces, since, until)
-
-
-def _restarts(texts: list[str]) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
-    for text in texts:
-        instance, equals, moment = text.partition("=")
-        if not equals:
-            raise ReportError(f"--restart {text}: write INSTANCE=TIME")
-        found[instance] = (*found.get(instance, ()), parse_moment(moment, time.time_ns()))
-    return found
+    with LedgerReader(ledger_place(args)) as reader:
+        books = reader.price_books()
+    store = opened_traces(args)
+    try:
+        return list(store.arrived(since, until)), books, store.lives(since, until)
+    finally:
+        store.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from billing.attribution import UNITS
 from billing.database import Place
@@ -19,6 +18,7 @@ from gateway.replay.performance import PRESETS
 from gateway.replay.recorded import ROUND_ROBIN, Baseline, BaselineFleet, BaselineSums, round_robin
 from tracing.record import RequestRecord
 from tracing.store import TraceStore
+from tracing.store_database import Place as TracePlace
 
 
 def add_baseline_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def add_baseline_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load(
-    place: Place, traces: Path, since_ns: int | None, until_ns: int | None
+    place: Place, traces: TracePlace, since_ns: int | None, until_ns: int | None
 ) -> tuple[list[RequestRecord], dict[str, PriceBook]]:
     """Return the records of a time, in order of arrival, and all price versions of the ledger.
 

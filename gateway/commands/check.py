@@ -22,6 +22,7 @@ from gateway.home import holder_of
 from gateway.page_advice import advice
 from gateway.settings import InstanceSettings, Settings, is_loopback
 from gateway.tls import Certificate
+from tracing.errors import TracingError
 
 Check = Callable[[], Awaitable[str]]
 _CONNECT_S = 5.0
@@ -68,6 +69,8 @@ def _checks(settings: Settings, client: WireClient) -> Iterator[tuple[str, Check
         yield "tls", lambda: _tls(settings)
     if settings.ledger.url is not None:
         yield "ledger", lambda: _ledger(settings)
+    if settings.tracing.url is not None:
+        yield "traces", lambda: _traces(settings)
     for instance in settings.instances:
         yield f"instance {instance.id}", lambda instance=instance: _instance(instance, client)  # type: ignore[misc]
     for model in settings.models:
@@ -150,6 +153,22 @@ async def _ledger(settings: Settings) -> str:
     if version is None and settings.ledger.migrate == "never":
         raise CheckFailed(f"{place.name} has no tables: 'keepwarm ledger migrate' makes them")
     return f"{place.name}, " + ("no tables yet: the first start makes them" if version is None else f"schema {version}")
+
+
+async def _traces(settings: Settings) -> str:
+    def version() -> str:
+        place = assembly.trace_place(settings)
+        assert not isinstance(place, Path)
+        try:
+            found = place.version()
+        finally:
+            place.close()
+        return f"{place.name}, " + ("no tables yet: the first start makes them" if found is None else f"schema {found}")
+
+    try:
+        return await asyncio.to_thread(version)
+    except TracingError as error:
+        raise CheckFailed(str(error)) from None
 
 
 async def _instance(settings: InstanceSettings, client: WireClient) -> str:

@@ -17,6 +17,7 @@ from billing.row import LedgerRow
 from billing.settlement import allowance_rows, missing_credits, month_filter
 from gateway.commands.attribution import load_asked
 from gateway.commands.report import add_ledger_arguments, ledger_place, utc_text
+from gateway.commands.traces import add_traces_argument
 from gateway.errors import SettingsError
 from tracing.errors import TracingError
 
@@ -26,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     settle = actions.add_parser("settle", help="post what a month's free allowances come to and is not posted yet")
     lost = actions.add_parser("lost-hits", help="post what the price book gives back for a month's lost hits")
-    lost.add_argument("--traces", metavar="PATH", help="the trace store to read (default: the settings' one)")
+    add_traces_argument(lost)
     lost.add_argument(
         "--partial", action="store_true", help="some of its traces are gone: post what is found and take nothing back"
     )
@@ -72,9 +73,9 @@ def _lost_hits(args: argparse.Namespace) -> list[LedgerRow]:
     assert where.since_ns is not None
     assert where.until_ns is not None
     args.since, args.until = None, utc_text(where.until_ns)
-    records, books = load_asked(args)
+    records, books, lives = load_asked(args)
     arrived = sum(record.stamps.arrived_ns >= where.since_ns for record in records)
-    losses = attribute(records, books).lost
+    losses = attribute(records, books, restarts=lives).lost
     granted = lost_hit_grants(each for each in losses if each.record.stamps.arrived_ns >= where.since_ns)
     with LedgerReader(ledger_place(args)) as reader:
         reader.check_kept(where)

@@ -6,13 +6,13 @@ import argparse
 import json
 import sys
 import time
-from pathlib import Path
 
-from billing.errors import BillingError, ReportError
+from billing.errors import BillingError
 from billing.ledger_read import LedgerReader
 from billing.prices import PriceBook
 from gateway.commands.arguments import whole_number
-from gateway.commands.report import add_ledger_arguments, ledger_place, parse_moment, settings_of
+from gateway.commands.report import add_ledger_arguments, ledger_place, parse_moment
+from gateway.commands.traces import add_restart_argument, add_traces_argument, opened_traces, told_restarts
 from gateway.diagnosis.cards import BreakCard, diagnose
 from gateway.diagnosis.doctor import doctor_json, render_doctor
 from gateway.errors import SettingsError
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("run_id", nargs="?", metavar="RUN", help="one run, or 'last' (default: all of a time)")
     add_ledger_arguments(parser)
-    parser.add_argument("--traces", metavar="PATH", help="the trace store to read (default: the settings' one)")
+    add_traces_argument(parser)
     parser.add_argument(
         "--since", default="24h", metavar="TIME", help="requests that came since (default: %(default)s)"
     )
@@ -33,23 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--agent", metavar="NAME", help="only this agent's")
     parser.add_argument("--tenant", metavar="NAME", help="only this tenant's")
     parser.add_argument("--limit", type=whole_number(1), default=10, metavar="N", help="(default: %(default)s)")
-    parser.add_argument(
-        "--restart", action="append", default=[], metavar="INSTANCE=TIME", help="an engine began anew then; repeatable"
-    )
+    add_restart_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print it; 0, or 1 where something cannot be read or there is no such run."""
     try:
-        traces = settings_of(args).trace_path if args.traces is None else Path(args.traces)
-        if not traces.exists():
-            print(f"keepwarm doctor: there is no trace store at {traces}", file=sys.stderr)
-            return 1
-        with LedgerReader(ledger_place(args)) as reader:
-            books = reader.price_books()
-        store = TraceStore(traces, read_only=True)
+        store = opened_traces(args)
         try:
+            with LedgerReader(ledger_place(args)) as reader:
+                books = reader.price_books()
             found = _cards(store, books, args)
         finally:
             store.close()
@@ -85,7 +79,8 @@ def _cards(
         since_ns, until_ns = run[0].stamps.arrived_ns, max(each.stamps.arrived_ns for each in run) + 1
     records = list(store.arrived(since_ns, until_ns))
     ids = [record.request_id for record in records]
-    cards = diagnose(records, store.details(ids), books, restarts=_restarts(args.restart, now_ns))
+    restarts = told_restarts(args, store.lives(since_ns, until_ns))
+    cards = diagnose(records, store.details(ids), books, restarts=restarts)
     wanted = {record.request_id for record in run or records if _is_wanted(record, args)}
     return [card for card in cards if card.request_id in wanted], len(wanted)
 
@@ -100,13 +95,3 @@ def _run(store: TraceStore, run_id: str, tenant: str | None) -> list[RequestReco
         return store.run(run_id, tenant)
     newest = store.runs(1, RunFilter(tenant=tenant))
     return store.run(newest[0].run_id, newest[0].tenant) if newest else []
-
-
-def _restarts(texts: list[str], now_ns: int) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
-    for text in texts:
-        instance, equals, moment = text.partition("=")
-        if not equals:
-            raise ReportError(f"--restart {text}: write INSTANCE=TIME")
-        found[instance] = (*found.get(instance, ()), parse_moment(moment, now_ns))
-    return found

@@ -25,6 +25,7 @@ from gateway.assembly import ledger_at
 from gateway.assembly import ledger_place as ledger_place_of
 from gateway.commands.baseline import add_baseline_arguments, load, render_baseline, replay
 from gateway.commands.moments import parse_moment, utc_text
+from gateway.commands.traces import add_traces_argument, trace_place
 from gateway.errors import SettingsError
 from gateway.replay.errors import ReplayError
 from gateway.settings import Settings, load_settings
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--detail", action="store_true", help="--focus: a line for each run")
     parser.add_argument("--currency", metavar="CODE", help="--focus, --statement: which, of several")
     parser.add_argument("--issuer", default="Platform team", metavar="NAME", help="--focus: InvoiceIssuerName")
-    parser.add_argument("--traces", metavar="PATH", help="--baseline: the trace store to read")
+    add_traces_argument(parser)
     add_baseline_arguments(parser)
     parser.add_argument(
         "--verify",
@@ -118,7 +119,7 @@ def _report(args: argparse.Namespace) -> int:
         if not verification.passed:
             return 1
     if args.baseline != "none":
-        traces = settings_of(args).trace_path if args.traces is None else Path(args.traces)
+        traces = trace_place(args)
         print(render_baseline(replay(args, *load(place, traces, where.since_ns, where.until_ns)), args.by), end="")
         return 0
     if args.focus:
@@ -171,7 +172,7 @@ def _statement(place: Place, where: RowFilter, args: argparse.Namespace) -> int:
         books = reader.price_books()
         dataset = export(reader.rows(where), books, currency)
         if by in UNITS and any(book.file.prefix_writes == "readers" for book in books.values()):
-            traces = settings_of(args).trace_path if args.traces is None else Path(args.traces)
+            traces = trace_place(args)
             records, _ = load(place, traces, where.since_ns, where.until_ns)
             units = attribute(records, books, unit=by).units
             transfers = {name: sums.transfer_nano for (name, each), sums in units.items() if each == currency}

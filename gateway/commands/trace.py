@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Final
 
 from gateway.commands.arguments import whole_number
+from gateway.commands.traces import add_traces_argument, opened_traces
 from gateway.console.diffs import common_tokens
 from gateway.console.terminal import run_waterfall, runs_table
 from gateway.errors import SettingsError
 from gateway.recorder import access_line
-from gateway.settings import load_settings
 from gateway.trace_files import chrome_trace, otlp_json, workload
 from gateway.trace_text import render_analysis, render_diff, render_tree
 from tracing.analysis import Objectives, analysis_json, analyze
@@ -37,7 +37,7 @@ _FORMATS: Final = ("jsonl", "otlp", "perfetto", "requests")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--store", type=Path, metavar="PATH", help="the trace store (default: the settings' one)")
+    add_traces_argument(parser, "--store")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings file (TOML; default: $KEEPWARM_CONFIG)")
     parser.add_argument("--home", type=Path, metavar="FOLDER", help="folder for all state (default ~/.keepwarm)")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -89,11 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do it; 0, or 1 when the store can't be read or holds no such run."""
     try:
-        path = _store_path(args)
-        if not path.exists():
-            print(f"keepwarm trace: there is no trace store at {path}", file=sys.stderr)
-            return 1
-        store = TraceStore(path, read_only=True)
+        store = opened_traces(args)
         try:
             return _ACTIONS[args.action](store, args)
         finally:
@@ -106,12 +102,6 @@ def run(args: argparse.Namespace) -> int:
     except (TracingError, SettingsError, OSError) as error:
         print(f"keepwarm trace: {error}", file=sys.stderr)
         return 1
-
-
-def _store_path(args: argparse.Namespace) -> Path:
-    if args.store is not None:
-        return Path(args.store)
-    return load_settings(args.config, {} if args.home is None else {"home": str(args.home.absolute())}).trace_path
 
 
 def _list(store: TraceStore, args: argparse.Namespace) -> int:

@@ -13,7 +13,8 @@ from billing.errors import BillingError
 from billing.ledger_read import LedgerReader
 from billing.prices import PriceBook
 from gateway.commands.replay import parse_size
-from gateway.commands.report import add_ledger_arguments, ledger_place, parse_moment, settings_of
+from gateway.commands.report import add_ledger_arguments, ledger_place, parse_moment
+from gateway.commands.traces import add_traces_argument, opened_traces
 from gateway.errors import SettingsError
 from gateway.replay.errors import ReplayError
 from gateway.replay.performance import PRESETS
@@ -21,7 +22,6 @@ from gateway.routing import POLICIES
 from gateway.whatif.question import Question, answer
 from gateway.whatif.report import content, render
 from tracing.errors import TracingError
-from tracing.store import TraceStore
 
 _DURATION = re.compile(r"(\d{1,6})([smhd])")
 _UNIT_NS = {"s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86_400 * 10**9}
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("run_id", nargs="?", metavar="RUN_ID", help="a run; without it the requests of a time")
     add_ledger_arguments(parser)
-    parser.add_argument("--traces", metavar="PATH", help="the trace store to read (default: the settings' one)")
+    add_traces_argument(parser)
     parser.add_argument("--tenant", metavar="NAME", help="only this tenant's requests")
     parser.add_argument("--since", metavar="TIME", help="requests that arrived at or after it")
     parser.add_argument("--until", metavar="TIME", help="requests that arrived before it")
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         with LedgerReader(ledger_place(args)) as reader:
             books = reader.price_books()
-        traces = TraceStore(Path(args.traces) if args.traces else settings_of(args).trace_path, read_only=True)
+        traces = opened_traces(args)
         try:
             found = answer(_question(args), traces, books)
         finally:

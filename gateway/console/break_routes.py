@@ -93,7 +93,8 @@ class BreakRoutes:
             if not asked.run_id or (record.link is not None and record.link.run_id == asked.run_id)
         }
         details = traces.details(record.request_id for record in records)
-        found = diagnose(records, details, self._sources.books())
+        restarts = traces.lives(since_ns, until_ns)
+        found = diagnose(records, details, self._sources.books(), restarts=restarts)
         return [card for card in found if card.request_id in wanted], len(wanted), is_cut
 
 

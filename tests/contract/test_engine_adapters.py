@@ -3,7 +3,7 @@
 Where ``CONTRACT_<NAME>_URL`` names a running engine (``CONTRACT_VLLM_URL=http://127.0.0.1:8000``), it is asked; with
 ``CONTRACT_RECORD=1`` too, what it answers becomes the recording ``tests/captures/http_<name>.json``. Else that
 recording is asked. The embedded engine always runs. The engines that merely speak OpenAI's API were not there to be
-asked: what is known of them is a table, held in ``tests/unit/engine_adapter/test_flavours.py``.
+asked: what is known of them is a table, held in ``test_flavours.py``.
 """
 
 from __future__ import annotations

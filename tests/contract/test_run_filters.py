@@ -12,12 +12,13 @@ from tests.samples.agent_runs import RunShape, agent_run, plain_record
 from tracing.errors import AmbiguousRunError
 from tracing.record import Identity, Outcome, RequestRecord, RunLink
 from tracing.store import RunFilter, RunKey, TraceStore, TraceStoreOptions
+from tracing.store_database import Place
 from tracing.store_outline import step_outline
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[TraceStore]:
-    store = TraceStore(tmp_path / "t.sqlite3", TraceStoreOptions(max_age_ns=None))
+def store(trace_place: Place) -> Iterator[TraceStore]:
+    store = TraceStore(trace_place, TraceStoreOptions(max_age_ns=None))
     runs = [
         agent_run(RunShape(run_id="run-cold", seed=1, steps=1, agent="cold", model="large")),
         agent_run(RunShape(run_id="run-warm", seed=2, steps=9, agent="warm")),

@@ -1,0 +1,1 @@
+"""Traces in PostgreSQL. Nothing here is imported unless a URL says so: it needs the extra ``postgres``."""
