@@ -1,4 +1,4 @@
-"""What SGLang's storage calls cost over this store: ``python -m tests.bench.sglang_plugin [--json FILE]``.
+"""``./bench sglang_plugin``: what SGLang's storage calls cost over this store.
 
 Over host memory in SGLang's layout (K and V apart), a disk and a Valkey of our own on its unix socket:
 
@@ -17,9 +17,10 @@ import argparse
 import json
 import os
 import resource
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -99,12 +100,14 @@ def figures_of(medium: str, page_bytes: int, total: int, folder: Path, server: P
     }
 
 
-def main() -> int:
+def main(argv: Sequence[str]) -> int:
     """Print a line for each medium and size."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        prog="./bench sglang_plugin", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("--json", type=Path)
     arguments.add_argument("--total", type=int, default=128 << 20)
-    options = arguments.parse_args()
+    options = arguments.parse_args(argv)
     told: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as scratch, PoolServer(max_bytes=2 << 30) as server:
         for medium in ("disk", "pool"):
@@ -119,4 +122,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -23,9 +23,9 @@ from tests.e2e.real_sglang import agent_run
 from tests.e2e.real_sglang import on_one_machine as direct
 from tests.e2e.real_sglang.checks import Checks
 from tests.e2e.real_sglang.servers import PluginServer
-from tests.e2e.real_sglang.slow_pool import SlowWay
 from tests.e2e.real_sglang_index.__main__ import PYTHON_VARIABLE
 from tests.e2e.real_sglang_index.processes import HERE, free_ports
+from tests.samples.slow_way import SlowWay
 
 PARTS = ("tiers", "isolation", "faults", "agent")
 POOL_BYTES = 256 << 20

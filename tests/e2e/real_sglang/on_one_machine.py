@@ -16,7 +16,7 @@ from kvstore.page import Tier
 from kvstore.tiers.pool_server import PoolServer
 from tests.e2e.real_sglang.checks import Checks
 from tests.e2e.real_sglang.servers import Answer, PluginServer
-from tests.e2e.real_sglang.slow_pool import SlowWay
+from tests.samples.slow_way import SlowWay
 
 PROMPT_TOKENS = 500
 VOCABULARY = range(300, 2000)

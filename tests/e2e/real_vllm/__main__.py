@@ -28,6 +28,8 @@ _DEVICE_BLOCKS = 300
 _LEDGER_LIMIT_S = 60.0
 _PARTS = ("steps", "strangers", "redis")
 _ROOT = Path(__file__).parents[3]
+_SOURCES = {"device": "device", "host": "host", "disk": "disk", "pool": "external_unspecified"}
+"""What vLLM's metrics call our tiers."""
 _UNJUDGED = frozenset({"Redis stopped in mid-run", "Redis back"})
 """Parts in which the pool forgets what it was said to hold: a prediction may be wrong there, an answer not."""
 
@@ -69,7 +71,10 @@ def bill(gateway: Gateway, servers: list[VllmServer], lives: parts.Lives, reques
             "output tokens": (billed["output_tokens"], counted["generation_tokens"]),
         }
         shown[server.name] = {name: {"bill": ours, "engine": theirs} for name, (ours, theirs) in pairs.items()}
-        shown[server.name]["engine by source"] = {n[7:]: v for n, v in counted.items() if n.startswith("cached_")}
+        shown[server.name]["hits by tier"] = {
+            tier: {"bill": billed[f"hit_{tier}_tokens"], "engine": counted.get(f"cached_{source}", 0)}
+            for tier, source in _SOURCES.items()
+        }
         faults += [
             f"{server.name}: {name}: the bill says {ours}, the engine {theirs}"
             for name, (ours, theirs) in pairs.items()

@@ -82,7 +82,10 @@ def pool(agents: Agents, other: VllmServer, talk: list[Json], cold: Row) -> Faul
     before = other.counters()
     row = agents.chat(talk)
     pooled = other.counters()["cached_external_unspecified"] - before["cached_external_unspecified"]
+    green = agents.chat(talk, cache_salt="a salt that nobody has used")
     return [
+        *_expect(green.reported == 0, f"another salt hit {green.reported} tokens on another server"),
+        *_same([row, green], "under another salt"),
         *_expect(pooled > 0, "nothing came from the pool"),
         *_expect(row.predicted_tiers["pool"] > 0, "the index did not know of the pool's pages"),
         *_same([cold, row], "from the pool"),
