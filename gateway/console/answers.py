@@ -43,6 +43,11 @@ def missing(visitor: Visitor, what: str) -> web.Response:
     return page(render("missing.html", visitor, what=what), 404)
 
 
+def away(visitor: Visitor, what: str) -> web.Response:
+    """What is shown where a database can't be reached."""
+    return page(render("away.html", visitor, what=what), 503)
+
+
 def forbidden(visitor: Visitor, right: Right) -> web.Response:
     """What is shown to a key that may not see a page."""
     return page(render("forbidden.html", visitor, right=right.value.replace("_", " ")), 403)

@@ -6,10 +6,13 @@ shows the run of another tenant, and each page asks for its right.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from aiohttp import web
 
+from billing.errors import LedgerUnavailable
 from gateway.console.admin_routes import AdminRoutes
-from gateway.console.answers import HEADERS, missing
+from gateway.console.answers import HEADERS, away, missing
 from gateway.console.assets import assets
 from gateway.console.break_routes import BreakRoutes
 from gateway.console.cost_routes import CostRoutes
@@ -19,6 +22,9 @@ from gateway.console.run_routes import RunRoutes
 from gateway.console.sources import Sources
 from gateway.console.visitor import EVERYBODY
 from gateway.console.whatif_routes import WhatIfRoutes
+from tracing.errors import TraceStoreUnavailable
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Console:
@@ -40,12 +46,27 @@ class Console:
 
     def routes(self) -> list[web.RouteDef]:
         """To be added to an application's router."""
-        found = [route for part in self._parts for route in part.routes()]
+        found = [_patient(route) for part in self._parts for route in part.routes()]
         return [*found, web.get("/console/static/{name}", _asset), web.get("/console/{rest:.*}", _missing)]
 
     async def run(self) -> None:
         """Tell open pages what changes, until cancelled."""
         await self.live.run()
+
+
+def _patient(route: web.RouteDef) -> web.RouteDef:
+    """Say it on a page where a database is away: servers of a fleet come back."""
+    handler: Handler = route.handler
+
+    async def handled(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except TraceStoreUnavailable:
+            return away(EVERYBODY, "traces")
+        except LedgerUnavailable:
+            return away(EVERYBODY, "the ledger")
+
+    return web.route(route.method, route.path, handled, **route.kwargs)
 
 
 async def _asset(request: web.Request) -> web.Response:
