@@ -1,12 +1,15 @@
-"""How long an instance that is away will be away, which is what a client is told who finds nobody. Pure."""
+"""Instances that are away: how long they will be, which clients are told who find nobody, and when to look. Pure."""
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterable
 
 SHORTEST_S, LONGEST_S = 1, 60
 """What a client is told at least and at most."""
+
+_THERE, _AWAY, _LEAST = (0.8, 1.0), (0.5, 0.8), 0.05
 
 
 class Absence:
@@ -45,3 +48,14 @@ def retry_after_s(rests_s: Iterable[float], lag_s: float) -> int:
     """
     soonest_s = min(rests_s, default=math.inf)
     return math.ceil(min(max(soonest_s + lag_s, SHORTEST_S), LONGEST_S))
+
+
+def until_probe_s(interval_s: float, since_s: float, chance: random.Random, *, is_there: bool) -> float:
+    """Return how long to wait until the next probe, where the last one began ``since_s`` ago and is over.
+
+    Sooner where an instance is away, since what it says of itself must be read within the same interval, too; there a
+    probe that was silent until its end has been the wait already. By chance, so that many gateways do not fall together.
+    """
+    if is_there:
+        return interval_s * chance.uniform(*_THERE)
+    return max(interval_s * chance.uniform(*_AWAY) - since_s, interval_s * _LEAST)

@@ -20,7 +20,7 @@ from functools import partial
 from engine_adapter.base import Capabilities, EngineAdapter, EventSource, InstanceFacts
 from engine_adapter.errors import ConnectFailed, UpstreamError
 from engine_adapter.http import UpstreamClient, UpstreamResponse
-from gateway.absence import Absence, retry_after_s
+from gateway.absence import Absence, retry_after_s, until_probe_s
 from gateway.breaker import Breaker, BreakerOptions, State, Ticket
 from gateway.feeds import Feed
 from gateway.policy.costs import EngineCosts, Rates
@@ -105,6 +105,7 @@ class Instance:
     def __init__(self, spec: InstanceSpec, rates: Rates, breaker: BreakerOptions | None = None) -> None:
         self.spec = spec
         self.breaker = Breaker(breaker or BreakerOptions(), random.Random(spec.id))
+        self.probed_s = 0.0  # when it was probed last (monotonic)
         self.silent_since_s: float | None = None  # when probes began to meet nobody, or silence (monotonic)
         self.absence = Absence(time.monotonic())
         self.id = spec.id  # its name
@@ -366,9 +367,9 @@ class Fleet:
 
     async def _pause(self, instance: Instance) -> None:
         try:
-            # sooner where it is away: what it says of itself must be read within the same period, too
-            share = self._chance.uniform(0.8, 1.0) if instance.is_healthy else self._chance.uniform(0.5, 0.8)
-            async with asyncio.timeout(self._options.interval_s * share):
+            since_s = time.monotonic() - instance.probed_s
+            pause_s = until_probe_s(self._options.interval_s, since_s, self._chance, is_there=instance.is_healthy)
+            async with asyncio.timeout(pause_s):
                 await instance.wake.wait()
         except TimeoutError:
             pass
@@ -376,6 +377,7 @@ class Fleet:
 
     async def _probe(self, instance: Instance) -> bool:
         spec = instance.spec
+        instance.probed_s = time.monotonic()
         try:
             async with asyncio.timeout(self._options.timeout_s):
                 response = await self._client.request("GET", f"{spec.url}{spec.adapter.health_path}", spec.headers)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 
-from gateway.absence import LONGEST_S, Absence, retry_after_s
+from gateway.absence import LONGEST_S, Absence, retry_after_s, until_probe_s
 
 
 def test_a_first_start_is_expected_to_take_as_long_again() -> None:
@@ -39,3 +40,14 @@ def test_being_found_again_and_again_is_no_absence() -> None:
 def test_the_soonest_return_is_told_in_whole_seconds(rests: list[float], told: int) -> None:
     assert retry_after_s(rests, 2.0) == told
     assert retry_after_s([0.0], 0.05) == 1
+
+
+def test_a_probe_that_was_silent_has_been_the_wait_for_the_next_one() -> None:
+    """So an instance that comes back is found within one interval, whatever the probe before it waited for."""
+    for seed in range(50):
+        chance = random.Random(seed)
+        refused_s = until_probe_s(2.0, 0.0, chance, is_there=False)
+        silent_s = until_probe_s(2.0, 2.0, chance, is_there=False)
+        assert 1.0 <= refused_s <= 1.6
+        assert 0 < silent_s <= 0.1
+        assert 1.6 <= until_probe_s(2.0, 5.0, chance, is_there=True) <= 2.0
