@@ -54,7 +54,7 @@ def until_probe_s(interval_s: float, since_s: float, chance: random.Random, *, i
     """Return how long to wait until the next probe, where the last one began ``since_s`` ago and is over.
 
     Sooner where an instance is away, since what it says of itself must be read within the same interval, too; there a
-    probe that was silent until its end has been the wait already. By chance, so that many gateways do not fall together.
+    probe that was silent until its end has been the wait already. A little by chance: many gateways may probe it.
     """
     if is_there:
         return interval_s * chance.uniform(*_THERE)
