@@ -46,6 +46,9 @@ EVENTS_LAG_S = 2.0
 
 _BY_SEED = SessionHash()
 
+_LOOKS = 4
+"""Around so many instances is looked anew in one decision, at most: all of 64 at once would be a long one."""
+
 Later = Callable[[float, Callable[[], None]], object]
 """Calls a function after so many seconds, as ``loop.call_later`` does."""
 
@@ -253,34 +256,27 @@ class Dispatcher:
         sizes, matches = self._index.instances(), dict[str, InstanceMatch]()
         for size, hashes in (prompt.hashes if prompt is not None else {}).items():
             same = [instance.id for instance in instances if sizes.get(instance.id) == size]
-            matches |= self._index.match(hashes, same)
-        views = []
+            matches.update(self._index.match(hashes, same))
+        views, looks = [], _LOOKS
         held_back = _held_back(instances, now_s) if now_s < self._fleet.warm_at_s else ()
         for instance in instances:
-            match = matches.get(instance.id)
-            hits, pending, matched = NO_HITS, 0, 0
+            name, hits, pending, matched, is_exact = instance.id, NO_HITS, 0, 0, False
+            match = matches.get(name)
             if match is not None:
-                matched = match.blocks
-                size, blocks = sizes[instance.id], match.tier_blocks
-                if instance.predicted is not None and prompt is not None:
-                    tail = instance.predicted.tail_blocks(prompt.hashes[size], match.blocks)
-                    blocks = (blocks[0] + tail, *blocks[1:])
-                if any(blocks):
+                size, blocks, is_exact = sizes[name], match.tier_blocks, match.knowledge is Knowledge.COMPLETE
+                if blocks != NO_HITS:
+                    matched = match.blocks
+                    if instance.predicted is not None and prompt is not None:
+                        tail = instance.predicted.tail_blocks(prompt.hashes[size], matched)
+                        blocks = (blocks[0] + tail, *blocks[1:])
                     hits = usable_hits(blocks, size, tokens)
                 if match.pending_blocks:
                     pending = min(match.pending_blocks * size, max((tokens - 1) // size * size - sum(hits), 0))
-            views.append(
-                InstanceView(
-                    instance.id,
-                    hits,
-                    instance.load,
-                    self._around(instance, now_s),
-                    healthy=instance.takes_requests and instance not in held_back,
-                    exact=match is not None and match.knowledge is Knowledge.COMPLETE,
-                    pending_tokens=pending,
-                    matched_blocks=matched,
-                )
-            )
+            is_healthy = instance.takes_requests and instance not in held_back
+            around, until_s = self.places.last_look(name)
+            if around is None or (now_s >= until_s and looks):
+                looks, around = looks - 1, self._around(instance, now_s)
+            views.append(InstanceView(name, hits, instance.load, around, is_healthy, is_exact, pending, matched))
         return views
 
     def _around(self, instance: Instance, now_s: float) -> Surroundings:

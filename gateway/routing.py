@@ -188,9 +188,10 @@ def usable_hits(tier_blocks: Sequence[int], block_size: int, prompt_tokens: int)
     An engine computes at least the last prompt token, so a match of the whole prompt loses its last block; slower tiers
     lose first, since nobody knows the order of tiers along the run.
     """
-    if not any(tier_blocks):
-        return NO_HITS
-    left = max(prompt_tokens - 1, 0) // block_size
+    device, host, disk, pool = tier_blocks
+    left = (prompt_tokens - 1) // block_size if prompt_tokens > 0 else 0
+    if not (host or disk or pool):
+        return (device if device < left else left) * block_size, 0, 0, 0
     taken = []
     for blocks in tier_blocks:
         taken.append(min(blocks, left) * block_size)

@@ -17,6 +17,7 @@ from radix_index.blocks import BlockStore
 from radix_index.errors import UnknownHolderError
 from radix_index.holder_sets import ALL_BITS, POOL_BIT
 from radix_index.kernels import COMPILED, NO_ROW, PENDING_BIT, U32
+from radix_index.pending import FurtherReservations
 from radix_index.snapshot import Part, make_part
 
 DEFAULT_BYTE_BUDGET = 512 * 2**20
@@ -40,12 +41,13 @@ class RadixIndex:
     """
 
     def __init__(self, *, byte_budget: int = DEFAULT_BYTE_BUDGET, compiled: bool = COMPILED is not None) -> None:
+        self._is_compiled = compiled
         self._blocks = BlockStore(byte_budget, compiled=compiled)
         self._instances: dict[str, _Instance] = {}
         self._pools: dict[str, int] = {}  # pool → column
         self._free_columns = list(range(_FIRST_COLUMNS))[::-1]
         self._reservations: dict[int, tuple[str, HashArray]] = {}
-        self._more_pending: dict[tuple[int, int], int] = {}  # (column, block) → reservations beyond the first
+        self._further: dict[int, FurtherReservations] = {}  # by column, while there are any
         self._tickets = 0
         self._selections: dict[tuple[str, ...], tuple[dict[str, int], U32]] = {}
         self._sizes: Mapping[str, int] = {}
@@ -79,7 +81,7 @@ class RadixIndex:
         self._release_column(known.column)
         self._knowledge = {name: k for name, k in self._knowledge.items() if name != instance}
         self._reservations = {t: r for t, r in self._reservations.items() if r[0] != instance}
-        self._more_pending = {key: n for key, n in self._more_pending.items() if key[0] != known.column}
+        self._further.pop(known.column, None)
         self._membership_changed(known.pool)
 
     def _membership_changed(self, former_pool: str | None) -> None:
@@ -200,9 +202,12 @@ class RadixIndex:
         """See ``PrefixIndex.reserve``."""
         column, blocks = self._known(instance).column, _array(hashes)[: self._blocks.longest_chain].copy()
         rows = self._blocks.upsert(blocks, 0)
-        repeated = np.unique(blocks[self._blocks.has(rows, column, PENDING_BIT)])
-        for block in repeated.tolist():
-            self._more_pending[column, block] = self._more_pending.get((column, block), 0) + 1
+        repeated = blocks[self._blocks.has(rows, column, PENDING_BIT)]
+        if len(repeated):
+            further = self._further.get(column)
+            if further is None:
+                further = self._further[column] = FurtherReservations(compiled=self._is_compiled)
+            further.add(_distinct(repeated))
         self._blocks.change(rows, column, PENDING_BIT, add=True)
         self._tickets += 1
         self._reservations[self._tickets] = (instance, blocks)
@@ -214,17 +219,12 @@ class RadixIndex:
         if blocks is None:
             return
         column = self._instances[instance].column
-        if self._more_pending:
-            blocks = np.array(
-                [block for block in np.unique(blocks).tolist() if self._was_last(column, block)], np.uint64
-            )
+        further = self._further.get(column)
+        if further is not None:
+            blocks = further.take(_distinct(blocks))
+            if not len(further):
+                del self._further[column]
         self._blocks.change(self._blocks.known(blocks), column, PENDING_BIT, add=False)
-
-    def _was_last(self, column: int, block: int) -> bool:
-        more = self._more_pending.pop((column, block), 0)
-        if more > 1:
-            self._more_pending[column, block] = more - 1
-        return not more
 
     # --- for a snapshot ---
 
@@ -293,7 +293,9 @@ class RadixIndex:
         assert len(set(used)) == len(used), "two holders share a column"
         assert set(used) | set(self._free_columns) == set(range(self._blocks.sets.width)), "a column is lost"
         assert {k.pool for k in self._instances.values()} - {None} == self._pools.keys(), "pools are out of date"
-        assert all(n > 0 for n in self._more_pending.values())
+        for further in self._further.values():
+            assert len(further)
+            further.check()
 
 
 def _array(hashes: Hashes) -> HashArray:
@@ -301,3 +303,9 @@ def _array(hashes: Hashes) -> HashArray:
     if isinstance(hashes, np.ndarray):
         return np.ascontiguousarray(hashes, np.uint64)
     return np.frombuffer(array("Q", hashes), np.uint64)  # from a list twice as fast as numpy's own way
+
+
+def _distinct(blocks: HashArray) -> HashArray:
+    """Return each block once. The blocks of a prompt are distinct, which is soon seen, and stay in their order."""
+    ordered = np.sort(blocks)
+    return np.unique(blocks) if (ordered[1:] == ordered[:-1]).any() else blocks

@@ -18,7 +18,6 @@ from radix_index.kernels import COMPILED, NO_ROW, U32
 from radix_index.table import DictTable, FlatTable, Table
 
 Uses = npt.NDArray[np.int64]
-_GROWTH = 1.5
 _SPARE_ROWS = 1 << 14
 _NEVER = 0
 
@@ -134,12 +133,7 @@ class Recency:
         self._queued = sum(len(each.rows) for each in self._generations)
 
     def _make_room(self, count: int) -> None:
-        table = self._table
-        while not table.has_room(count):
-            if table.needs_cells(count):
-                table.double_cells()
-                continue
-            table.extend(max(int(table.capacity * _GROWTH), len(table) + count))
-            self._uses = np.concatenate([self._uses, np.zeros(table.capacity - len(self._uses), np.int64)])
-        if table.is_crowded:
-            table.double_cells()
+        self._table.make_room(count)
+        missing = self._table.capacity - len(self._uses)
+        if missing:
+            self._uses = np.concatenate([self._uses, np.zeros(missing, np.int64)])

@@ -24,6 +24,7 @@ ROW_LIMIT = 2**ROW_BITS - 2
 """The most rows of a table: a cell has 26 bits for them."""
 
 EMPTY, ERASED = 0, 0xFFFF_FFFF
+_GROWTH = 1.5
 _NONE: U32 = np.zeros(0, np.uint32)
 _MIGRATED_A_KEY = 16  # old cells drained for every key added while growing: two places to look in, but not for long
 
@@ -112,6 +113,16 @@ class Table(ABC):
         """Make room for ``rows`` rows in all, in place."""
         self.keys.resize(rows, refcheck=False)
         self._free.resize(rows, refcheck=False)
+
+    def make_room(self, count: int) -> None:
+        """Grow until ``count`` keys can be added, and are found quickly. Heeds no budget."""
+        while not self.has_room(count):
+            if self.needs_cells(count):
+                self.double_cells()
+            else:
+                self.extend(max(int(self.capacity * _GROWTH), len(self) + count))
+        if self.is_crowded:
+            self.double_cells()
 
     def live_rows(self) -> U32:
         """Return the rows in use, ascending. O(rows). For checks."""

@@ -10,6 +10,7 @@ from gateway.policy.fit import LinearFit
 _FETCH_WEIGHT = 0.2
 _FETCH_RATIOS = (0.25, 4.0)
 _OVERHEAD_S = 0.01
+_SAMPLE_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,11 @@ class EngineCosts:
         overhead_s, token_s, grown_s, beside_s = self.prompts.weights
         each_s = token_s + beside_s * beside_tokens + grown_s * (context_tokens + 0.5 * new_tokens)
         return overhead_s + new_tokens * each_s
+
+    def token_s(self, context_tokens: int) -> float:
+        """Return what a token takes, one of a thousand behind ``context_tokens``, with nothing beside them."""
+        _, token_s, grown_s, _ = self.prompts.weights
+        return token_s + grown_s * (context_tokens + 0.5 * _SAMPLE_TOKENS)
 
     def learn_prompt(self, new_tokens: int, context_tokens: int, beside_tokens: float, seconds: float) -> None:
         """Take in that a prompt was served in ``seconds``, its wait not counted."""

@@ -93,6 +93,11 @@ class Places:
         if tip is not None:
             place.frontier.used(run, tip, now_s, is_resident)
 
+    def last_look(self, instance: str) -> tuple[Surroundings | None, float]:
+        """Return what ``around`` found last, and from when on it should be asked again."""
+        place = self._places.get(instance)
+        return (None, 0.0) if place is None else (place.around, place.counted_s + _LOOK_AGAIN_S)
+
     def around(self, instance: str, decoding: int, capacity_tokens: float | None, now_s: float) -> Surroundings:
         """Return what is known of an instance beside its load, half a second old at most."""
         place = self._places.get(instance) or self.place(instance)

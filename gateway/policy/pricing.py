@@ -20,11 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from gateway.policy.costs import EngineCosts, Fetch
+from gateway.policy.costs import Fetch
 from gateway.policy.load import Load
 
 _LEAST_PULL_TOKENS = 1024
-_SAMPLE_TOKENS = 1024
 _MOST_FURTHER_STEPS = 10.0
 
 
@@ -117,7 +116,7 @@ def prices(
     for at, offer in enumerate(offers):
         load, hits, (due, odds, capacity) = offer.load, offer.hit_tokens, offer.around
         if load.costs is not of_costs:
-            of_costs, read_s, token_s = load.costs, load.costs.read_s, _token_s(load.costs, prompt)
+            of_costs, read_s, token_s = load.costs, load.costs.read_s, load.costs.token_s(prompt // 2)
         wait_s = backlog_s = load.backlog_s(now_s) if load.queued_s else 0.0
         if capacity is not None and load.held_tokens + prompt + output > capacity:
             wait_s += _memory_wait_s(load, prompt + output, capacity)
@@ -162,11 +161,6 @@ def _fetched(
         if ttft_s < best[0]:
             best = ttft_s, work_s, prompt - there, fetch
     return best
-
-
-def _token_s(costs: EngineCosts, prompt_tokens: int) -> float:
-    """Return what a token takes in the middle of such a prompt."""
-    return (costs.prompt_s(_SAMPLE_TOKENS, prompt_tokens // 2) - costs.prompt_s(0, 0)) / _SAMPLE_TOKENS
 
 
 def _memory_wait_s(load: Load, needed: float, capacity: float) -> float:
