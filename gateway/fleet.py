@@ -111,7 +111,9 @@ class Instance:
         self.id = spec.id  # its name
         self._idle = asyncio.Event()
         self.load = Load(EngineCosts(rates), on_idle=self._idle.set)
-        self.facts: InstanceFacts | None = None
+        self.models = spec.models  # that it serves, by its own names
+        self.capabilities: Capabilities = spec.adapter.capabilities  # as it says, else what its kind can
+        self._facts: InstanceFacts | None = None
         self.was_gone = False  # nobody listened there since it was described
         self.is_healthy = False
         self.is_draining = False
@@ -145,9 +147,16 @@ class Instance:
             response.give_up()
 
     @property
-    def models(self) -> tuple[str, ...]:
-        """The models that it serves, by its own names."""
-        return self.spec.models or (self.facts.models if self.facts is not None else ())
+    def facts(self) -> InstanceFacts | None:
+        """What it said of itself, ``None`` before it did."""
+        return self._facts
+
+    @facts.setter
+    def facts(self, facts: InstanceFacts) -> None:
+        self._facts = facts
+        self.models = self.spec.models or facts.models
+        told = facts.capabilities
+        self.capabilities = self.spec.adapter.capabilities if told is None else told
 
     @property
     def rates(self) -> Rates:
@@ -171,12 +180,6 @@ class Instance:
         """Tell whether nobody has answered a probe for so long: who waits there for an answer waits in vain."""
         since_s = self.silent_since_s
         return since_s is not None and time.monotonic() - since_s >= limit_s
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What it can do: as it said when it was described, else what its kind can."""
-        told = None if self.facts is None else self.facts.capabilities
-        return self.spec.adapter.capabilities if told is None else told
 
     def speaks(self, endpoint: str) -> bool:
         """Tell whether it has the endpoint itself."""
