@@ -9,8 +9,13 @@ and of all n the best. Rates are measured: each read of a tier is a point (bytes
 latest points, weighted so that old ones are soon forgotten, gives the tier's latency and rate. Before there are any,
 an optimistic guess stands in for them: learning that a tier is slow costs one read, and a read has a deadline.
 
-A tier that was found too slow is no longer read, so nothing would ever be learned of it again: ``due`` names the tiers
-of which somebody should read a little, with no request waiting for it.
+A read also has a deadline, after which what it would have brought is computed after all. So nothing is claimed that is
+not expected within it, and nothing at all of a tier whose latest read was late: it has cost one request a deadline, and
+may not cost another one. Who waits gives up when computing would have been done (``patience_s``): the first read of a
+tier that has turned slow costs no more than that.
+
+A tier that was found too slow or late is no longer read, so nothing would ever be learned of it again: ``due`` names
+the tiers of which somebody should read a little, with no request waiting for it.
 """
 
 from __future__ import annotations
@@ -18,10 +23,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from kvstore.deadline import Allowance
 from kvstore.page import Tier
 
 _LEAST_PREFILL_S = 1e-4
 """A shorter time than this was no computing of a prompt."""
+_LEAST_PATIENCE_S = 0.1
+"""What may pass for other reasons than a slow tier: others' reads before this one, a thread that has to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,8 @@ class WorthOptions:
     window_bytes: int = 8 << 20  # of one read
     weight: float = 0.4  # of the newest point against all before it
     doubt_s: float = 5.0  # how long a refusal stands before the tier should be read again
+    late_doubt_s: float = 1.0  # … of a tier that was late
+    allowed: Allowance | None = None  # for one read, after which it is late
 
 
 @dataclass(slots=True)
@@ -101,6 +111,7 @@ class RateFit:
 class _TierState:
     fit: RateFit
     ask_s: float = 0.0  # to learn which pages it has
+    is_late: bool = False  # its latest read took longer than it may
     measured_s: float | None = None
     refused_pages: int = 0  # since it was last measured
 
@@ -144,9 +155,14 @@ class FetchWorth:
 
     def fetched(self, tier: Tier, moved_bytes: int, took_s: float, now_s: float) -> None:
         """A read of the tier brought so many bytes (0 for none) in this time."""
-        state = self._tiers[tier]
-        state.fit.observe(moved_bytes, took_s)
+        state, allowed = self._tiers[tier], self.options.allowed
         state.measured_s, state.refused_pages = now_s, 0
+        if allowed is not None and took_s >= allowed.seconds(moved_bytes):
+            state.is_late = True  # how fast it is, nobody knows
+            return
+        state.is_late = state.is_late and not moved_bytes
+        state.ask_s = min(state.ask_s, took_s)  # a read is an answer, too
+        state.fit.observe(moved_bytes, took_s)
 
     def asked(self, tier: Tier, took_s: float) -> None:
         """Asking the tier which pages it has took so long."""
@@ -159,19 +175,23 @@ class FetchWorth:
         ``unasked``: the tier that was not asked yet whether it has its pages; then asking counts, too. Pages that are
         refused are counted by tier.
         """
-        speed = self.prefill.tokens_per_s
-        if speed is None:
-            return len(tiers)
-        page_s = page_tokens / speed / self.options.margin
+        page_s, allowed = self._page_s(page_tokens), self.options.allowed
         best, best_s = 0, 0.0
         held_bytes: dict[Tier, int] = {}
         computing_s = fetching_s = 0.0
         for count, tier in enumerate(tiers, 1):
+            if self._tiers[tier].is_late:
+                break
             before = held_bytes.get(tier, 0)
             held_bytes[tier] = before + page_bytes
             if tier is unasked and not before:
                 fetching_s += self._tiers[tier].ask_s
             fetching_s += self._fetch_s(tier, before + page_bytes) - self._fetch_s(tier, before)
+            if allowed is not None and fetching_s > allowed.seconds(count * page_bytes):
+                break
+            if page_s is None:
+                best = count
+                continue
             computing_s += page_s
             if computing_s - fetching_s > best_s:
                 best, best_s = count, computing_s - fetching_s
@@ -179,13 +199,36 @@ class FetchWorth:
             self._tiers[tier].refused_pages += 1
         return best
 
+    def pays_to_ask(self, tier: Tier, pages: int, *, page_bytes: int, page_tokens: int) -> bool:
+        """Tell whether so many pages of a tier would be worth fetching, and asking for first. O(1).
+
+        Where they would not, they count as refused: what is not asked for is not missed otherwise.
+        """
+        state, page_s = self._tiers[tier], self._page_s(page_tokens)
+        pays = not state.is_late and (
+            page_s is None or pages * page_s > state.ask_s + self._fetch_s(tier, pages * page_bytes)
+        )
+        state.refused_pages += 0 if pays else pages
+        return pays
+
+    def patience_s(self, pages: int, page_tokens: int) -> float | None:
+        """Return how long to wait for pages that were claimed: as long as computing them takes, since who gives up then
+        has lost no more than that. ``None`` while nobody knows how long that is."""
+        page_s = self._page_s(page_tokens)
+        return None if page_s is None else max(_LEAST_PATIENCE_S, pages * page_s)
+
     def due(self, now_s: float) -> list[Tier]:
-        """Return the tiers whose pages were refused for what was measured longer ago than ``doubt_s``."""
-        return [
-            tier
-            for tier, state in self._tiers.items()
-            if state.refused_pages and (state.measured_s is None or now_s - state.measured_s >= self.options.doubt_s)
-        ]
+        """Return the tiers whose pages were refused for what was measured longer ago than the doubt lasts."""
+        return [tier for tier, state in self._tiers.items() if state.refused_pages and self._is_old(state, now_s)]
+
+    def _is_old(self, state: _TierState, now_s: float) -> bool:
+        doubt_s = self.options.late_doubt_s if state.is_late else self.options.doubt_s
+        return state.measured_s is None or now_s - state.measured_s >= doubt_s
+
+    def _page_s(self, page_tokens: int) -> float | None:
+        """How long computing a page takes, for the comparison."""
+        speed = self.prefill.tokens_per_s
+        return None if speed is None else page_tokens / speed / self.options.margin
 
     def _fetch_s(self, tier: Tier, moved_bytes: int) -> float:
         reads = -(-moved_bytes // self.options.window_bytes)

@@ -70,7 +70,9 @@ class StoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     @property
     def worth(self) -> WorthOptions:
         """What decides whether a page is fetched."""
-        return WorthOptions(prefill_tokens_per_s=self.prefill_tokens_per_s, margin=self.claim_margin)
+        return WorthOptions(
+            prefill_tokens_per_s=self.prefill_tokens_per_s, margin=self.claim_margin, allowed=self.allowance
+        )
 
     def retention(self, share: float = 1.0) -> RetentionRules:
         """Return what one tier keeps for how long; ``share``: of the quotas, that of one rank or pool."""

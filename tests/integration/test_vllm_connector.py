@@ -158,14 +158,19 @@ def test_a_request_that_waited_long_asks_the_pool_again(server: PoolServer, engi
     engine = on_pool(server.url, engines, weights="patient")
     lookup = in_pool([layout(weights="patient")], server.url, clock=lambda: now_s[0])
     names = Request("a", PROMPT).block_hashes
-    lookup.ask("a", names)
+
+    def ask() -> None:
+        if lookup.is_due("a"):
+            lookup.ask("a", names, {Tier.POOL})
+
+    ask()
     assert _answer(lookup, "a") == {}
     engine.serve(Request("a", PROMPT))
     engine.idle()
-    lookup.ask("a", names)
+    ask()
     assert _answer(lookup, "a") == {}  # a moment ago
     now_s[0] += 3.0
-    lookup.ask("a", names)
+    ask()
     assert _answer(lookup, "a") == dict.fromkeys(names, Tier.POOL)
     lookup.forget("a")
     assert lookup.answer("a") == {}
@@ -260,6 +265,30 @@ def test_a_disk_that_hangs_is_a_block_that_failed_to_load(engines: list[PagedEng
         assert engine.holds(block_id, request.block_hashes[index])
 
 
+def test_a_disk_that_turned_slow_is_waited_for_as_long_as_computing_takes(engines: list[PagedEngine]) -> None:
+    gate = threading.Event()
+
+    class Slow(HostTier):
+        """Stands for a disk that takes its time."""
+
+        tier = Tier.DISK
+
+        def _read(self, wanted):  # type: ignore[no-untyped-def]
+            gate.wait()
+            return super()._read(wanted)
+
+    def tiers(layout: PageLayout) -> list[PageTier]:
+        return [host(layout), Slow(layout, capacity_bytes=64 * PAGE_BYTES)]
+
+    engine = PagedEngine(tiers, worth=WorthOptions(prefill_tokens_per_s=1_000.0))  # a load may take a minute
+    engines.append(engine)
+    engine.serve(Request("a", PROMPT))
+    engine.idle()
+    _forget(engine, Tier.HOST)
+    assert engine.serve(Request("b", PROMPT)).failed == 10  # with the gate closed
+    gate.set()
+
+
 def test_a_block_counts_once_every_rank_has_it(tmp_path: Path, engines: list[PagedEngine]) -> None:
     def tiers(layout: PageLayout) -> list[PageTier]:
         return [host(layout), disk(layout, tmp_path)]
@@ -318,6 +347,29 @@ def test_the_engines_own_speed_is_learned_from_its_prompts(tmp_path: Path, engin
     engine.serve(Request("a", PROMPT))
     assert engine.worth.prefill.tokens_per_s is not None
     assert 0 < engine.worth.prefill.tokens_per_s <= 2 * len(PROMPT)
+
+
+def test_a_slow_pool_is_not_even_asked_until_it_is_fast_again(server: PoolServer, engines: list[PagedEngine]) -> None:
+    first = on_pool(server.url, engines, weights="slow")
+    first.serve(Request("a", PROMPT))
+    first.idle()
+    now_s = [0.0]
+    worth = WorthOptions(prefill_tokens_per_s=1_000.0)
+    second = on_pool(server.url, engines, weights="slow", worth=worth, clock=lambda: now_s[0])
+    for _ in range(10):
+        second.worth.fetched(Tier.POOL, 10 * PAGE_BYTES, 5.0, now_s=0.0)
+    lookup = second.scheduler._lookup
+    assert lookup is not None
+    assert second.serve(Request("b", PROMPT[: 8 * BLOCK])).loaded == 0
+    assert lookup.take_times() == []
+    names = Request("c", PROMPT).block_hashes
+    while not second.worth.pays_to_ask(Tier.POOL, 10, page_bytes=PAGE_BYTES, page_tokens=BLOCK):
+        now_s[0] += 10.0  # longer than a refusal stands without a new reading
+        second.scheduler.track(Request("c", PROMPT))
+        second.step({}, [], Request("nobody", []))
+        second.scheduler.finished("c")
+    _forget(second, Tier.HOST)
+    assert second.serve(Request("d", PROMPT)).loaded == len(names)
 
 
 def test_a_slow_tier_is_left_alone_and_looked_at_again(tmp_path: Path, engines: list[PagedEngine]) -> None:

@@ -128,7 +128,8 @@ class Engine:
 
     def __post_init__(self) -> None:
         own = {"backend_name": "keepwarm", "module_path": "m", "class_name": "c", "interface_v1": int(self.zero_copy)}
-        extra = {**own, "weights_id": WEIGHTS, "buffer_gb": 0.002, "deadline_ms": 5000.0, **self.options}
+        patient = {"deadline_ms": 5000.0, "prefill_tokens_per_s": 0.001}  # whatever is held is worth waiting for
+        extra = {**own, "weights_id": WEIGHTS, "buffer_gb": 0.002, **patient, **self.options}
         self.backend = Backend(FakeConfig(extra, **self.config), {}, facts=self.facts)
         self.backend.register_mem_pool_host(self.pool)
         self.backend.register_mem_host_pool_v2(self.pool, "kv")

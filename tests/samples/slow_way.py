@@ -39,10 +39,13 @@ class SlowWay:
                 threading.Thread(target=self._pump, args=(server, client, True), daemon=True).start()
 
     def _pump(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:
+        free_s = 0.0  # when all that was sent before has gone through
         with suppress(OSError):
             while data := source.recv(_PART_BYTES):
                 if is_answer:
-                    time.sleep(self.latency_s + (len(data) / self.bytes_per_s if self.bytes_per_s else 0.0))
+                    took_s = len(data) / self.bytes_per_s if self.bytes_per_s else 0.0
+                    free_s = max(free_s, time.monotonic() + self.latency_s) + took_s
+                    time.sleep(max(0.0, free_s - time.monotonic()))
                 target.sendall(data)
         for each in (source, target):
             with suppress(OSError):

@@ -105,6 +105,10 @@ class Shelf:
         if self._closed or not keys:
             return [False] * len(keys)
         timeout_s = self.options.get_s.seconds(len(keys) * self.page_bytes)
+        with self._guard:
+            patience_s = self.worth.patience_s(len(keys), self.page_tokens)
+        if patience_s is not None:
+            timeout_s = min(timeout_s, patience_s)
         fetched = self.store.start_get(
             keys_of(self._fingerprint, keys), targets, timeout_s=timeout_s, to_first_gap=True
         )

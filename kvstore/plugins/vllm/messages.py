@@ -13,11 +13,15 @@ from kvstore.page import PageLayout, PageMeta, Tier
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Fetch these pages into these blocks of the engine's cache, for a request that waits for them."""
+    """Fetch these pages into these blocks of the engine's cache, for a request that waits for them.
+
+    ``patience_s``: how long computing them would take, where that is known.
+    """
 
     request_id: str
     hashes: tuple[bytes, ...]
     block_ids: tuple[int, ...]
+    patience_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

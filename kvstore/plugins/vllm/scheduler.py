@@ -95,6 +95,9 @@ class SchedulerHalf:
         shared: Places | None = {} if self._lookup is None else self._lookup.answer(tracked.id)
         if shared is None:
             return None
+        if self._lookup is not None:
+            for tier, took_s in self._lookup.take_times():
+                self._worth.asked(tier, took_s)
         start = computed_tokens // self._tokens
         names = tracked.hashes[start : tracked.loadable(self._tokens)]
         tiers = self._leading(names, shared)
@@ -130,9 +133,9 @@ class SchedulerHalf:
             return
         start, count = tracked.claimed_from, loaded_tokens // self._tokens
         tracked.loading = tracked.claimed[:count]
-        self._loads.append(
-            Load(tracked.id, tuple(tracked.hashes[start : start + count]), tuple(block_ids[start : start + count]))
-        )
+        names, blocks = tracked.hashes[start : start + count], block_ids[start : start + count]
+        patience_s = self._worth.patience_s(count, self._tokens)
+        self._loads.append(Load(tracked.id, tuple(names), tuple(blocks), patience_s))
 
     def sources(self, request: Any) -> dict[Tier, int]:
         """Return how many tokens of what a request is loading come from which tier."""
@@ -238,7 +241,14 @@ class SchedulerHalf:
             self._lookup.close()
 
     def _ask_others(self, tracked: Tracked) -> None:
-        if self._lookup is None or self._holdings is None:
+        """Ask shared tiers for what the engine has not itself; not those of which it would load nothing anyway."""
+        if self._lookup is None or self._holdings is None or not self._lookup.is_due(tracked.id):
             return
         names = [name for name in tracked.hashes[: tracked.loadable(self._tokens)] if not self._holdings.tier_of(name)]
-        self._lookup.ask(tracked.id, names)
+        kinds = set[Tier]()
+        for tier in self._lookup.kinds if names else ():
+            if self._worth.pays_to_ask(tier, len(names), page_bytes=self._page_bytes, page_tokens=self._tokens):
+                kinds.add(tier)
+            elif tier is not Tier.HOST:
+                self._refused[tier] = tuple(names[:_SAMPLE_PAGES])
+        self._lookup.ask(tracked.id, names, kinds)

@@ -7,7 +7,8 @@ than a tier's own deadline, and not at all while none of them is in use.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -46,14 +47,20 @@ class SharedLookup:
         self._by_kind = list(zip(*map(open_tiers, layouts), strict=True))  # for each kind of tier, that of each rank
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="keepwarm-lookup")
         self._asked: dict[str, tuple[float, Future[Places]]] = {}
+        self._times: deque[tuple[Tier, float]] = deque()
+        self.kinds = tuple(tiers[0].tier for tiers in self._by_kind)
 
-    def ask(self, request_id: str, names: Sequence[bytes]) -> None:
-        """Begin to look these blocks up, unless that is under way or was done a moment ago."""
-        now_s, known = self._clock(), self._asked.get(request_id)
-        if known is not None and not (known[1].done() and now_s - known[0] > _FRESH_S):
-            return
-        if names and any(map(_is_in_use, self._by_kind)):
-            self._asked[request_id] = now_s, self._thread.submit(self._look, tuple(names))
+    def is_due(self, request_id: str) -> bool:
+        """Tell whether a request should ask: it has not, or so long ago that the answer may be another one by now."""
+        known = self._asked.get(request_id)
+        return known is None or (known[1].done() and self._clock() - known[0] > _FRESH_S)
+
+    def ask(self, request_id: str, names: Sequence[bytes], kinds: Collection[Tier]) -> None:
+        """Begin to look these blocks up in tiers of these kinds, as far as they are in use."""
+        now_s = self._clock()
+        asked = [tiers for tiers in self._by_kind if tiers[0].tier in kinds and all(t.breaker.closed for t in tiers)]
+        if names and asked:
+            self._asked[request_id] = now_s, self._thread.submit(self._look, tuple(names), asked)
         else:
             nothing: Future[Places] = Future()
             nothing.set_result({})
@@ -65,6 +72,10 @@ class SharedLookup:
         if asked is None:
             return {}
         return asked[1].result() if asked[1].done() else None
+
+    def take_times(self) -> list[tuple[Tier, float]]:
+        """Return which tiers were asked, and how long each took to answer, once."""
+        return [self._times.popleft() for _ in range(len(self._times))]
 
     def forget(self, request_id: str) -> None:
         """The answer is not wanted any more."""
@@ -79,9 +90,10 @@ class SharedLookup:
             for tier in tiers:
                 tier.close()
 
-    def _look(self, names: tuple[bytes, ...]) -> Places:
+    def _look(self, names: tuple[bytes, ...], asked: Sequence[Sequence[SharedTier]]) -> Places:
         found: dict[bytes, Tier] = {}
-        for tiers in self._by_kind:
+        for tiers in asked:
+            began_s = time.monotonic()
             there = [name for name in names if name not in found]
             for fingerprint, tier in zip(self._fingerprints, tiers, strict=True):
                 if not there:
@@ -89,8 +101,5 @@ class SharedLookup:
                 answers = tier.exists([page_key(fingerprint, name) for name in there])
                 there = [name for name, has in zip(there, answers, strict=True) if has]
             found |= dict.fromkeys(there, tiers[0].tier)
+            self._times.append((tiers[0].tier, time.monotonic() - began_s))
         return found
-
-
-def _is_in_use(tiers: Sequence[SharedTier]) -> bool:
-    return all(tier.breaker.closed for tier in tiers)

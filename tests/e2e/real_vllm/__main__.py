@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from kvstore.tiers.pool_server import PoolServer
-from tests.e2e.real_sglang_index.processes import Json
+from tests.e2e.real_sglang_index.processes import Json, free_ports
 from tests.e2e.real_vllm import parts
 from tests.e2e.real_vllm.agents import Agents, Row
 from tests.e2e.real_vllm.processes import Gateway, VllmServer
@@ -26,7 +26,7 @@ from tests.e2e.real_vllm.processes import Gateway, VllmServer
 PYTHON_VARIABLE = "KEEPWARM_VLLM_PYTHON"
 _DEVICE_BLOCKS = 300
 _LEDGER_LIMIT_S = 60.0
-_PARTS = ("steps", "strangers", "redis")
+_PARTS = ("steps", "strangers", "slow", "redis")
 _ROOT = Path(__file__).parents[3]
 _SOURCES = {"device": "device", "host": "host", "disk": "disk", "pool": "external_unspecified"}
 """What vLLM's metrics call our tiers."""
@@ -108,7 +108,8 @@ def _show(rows: list[Row]) -> None:
 def _try(folder: Path, python: str, figures: Json, chosen: Collection[str]) -> parts.Faults:
     model, other_model = _models(python, folder)
     faults: parts.Faults = []
-    with PoolServer(max_bytes=512 << 20) as pool:
+    (port,) = free_ports(1)
+    with PoolServer(max_bytes=512 << 20, port=port) as pool:
         stores = _stores(folder, pool.url)
 
         def make(name: str, store: Json, **more: object) -> VllmServer:
@@ -145,6 +146,9 @@ def _try(folder: Path, python: str, figures: Json, chosen: Collection[str]) -> p
                 if "strangers" in chosen:
                     store = {**stores["a"], "disk_gb": 1.5}
                     more, figures["cached by strangers"] = parts.strangers(make, other_model, store, talk)
+                    faults += more
+                if "slow" in chosen:
+                    more, figures["a slow pool"] = parts.slow_pool(make, agents, pool, port)
                     faults += more
                 if "redis" in chosen:
                     more, figures["without the pool"] = parts.redis_stopped(agents, list(servers.values()), pool, talk)

@@ -7,11 +7,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gateway.identity import Caller, effective_salt
 from tests.e2e.real_sglang_index.processes import Json
 from tests.e2e.real_vllm.processes import Gateway, VllmServer
+from tracing.record import Identity
 
 WORDS = ("read", "the", "file", "list", "write", "a", "test", "open", "path", "value", "index", "page", "token", "why")
 SETTLE_LIMIT_S = 60.0
+RED_SALT = effective_salt(Caller(Identity("red", "red", "red"), is_salted=True), None)
+"""What the gateway salts the requests of tenant red with: for those that go past it."""
 _TIERS = ("device", "host", "disk", "pool", "unknown")
 
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import redis
+
 from kvstore.tiers.pool_server import PoolServer
 from tests.e2e.real_sglang_index.processes import Json
-from tests.e2e.real_vllm.agents import Agents, Row
+from tests.e2e.real_vllm.agents import RED_SALT, Agents, Row
 from tests.e2e.real_vllm.processes import VllmServer
+from tests.samples.slow_way import SlowWay
 
 Faults = list[str]
 MakeServer = Callable[..., VllmServer]
+PATIENCE_S = 90.0
 
 
 @dataclass
@@ -93,31 +98,111 @@ def pool(agents: Agents, other: VllmServer, talk: list[Json], cold: Row) -> Faul
 
 
 def strangers(make: MakeServer, other_model: object, store: Json, talk: list[Json]) -> tuple[Faults, Json]:
-    """Servers that differ in one thing, over the same folder and pool, never get a page."""
+    """Servers that differ in one thing, over the same folder and pool, never get a page; one that doesn't gets all."""
     kinds: dict[str, Json] = {
+        "nothing": {},
         "dtype": {"dtype": "bfloat16"},
         "block size": {"block": 64},
         "weights under the same name": {"model": other_model},
         "served name": {"served": "other"},
     }
     cached: Json = {}
-    for some in (dict(list(kinds.items())[:2]), dict(list(kinds.items())[2:])):
-        servers = {kind: make(name=f"stranger-{kind.split()[0]}", store=store, **more) for kind, more in some.items()}
+    waves = [list(kinds.items())[start : start + 2] for start in range(0, len(kinds), 2)]  # more are too much memory
+    for wave in waves:
+        servers = {kind: make(name=f"stranger-{kind.split()[0]}", store=store, **more) for kind, more in wave}
         try:
             for server in servers.values():
                 server.start()
             for kind, server in servers.items():
                 server.until_ready()
                 more = {"model": "other"} if kind == "served name" else {}
-                asked = [server.ask(talk, **more)["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in range(2)]
-                cached[kind] = asked
+                cached[kind] = [server.cached(talk, cache_salt=RED_SALT, **more) for _ in range(2)]
         finally:
             for server in servers.values():
                 server.stop(signal.SIGKILL)
-    faults = [
-        f"another {kind}: hit {first}, then {again}" for kind, (first, again) in cached.items() if first or not again
+    twin = cached["nothing"]
+    faults = _expect(
+        min(twin) > 0, f"a server that differs in nothing hit {twin}: that others hit nothing shows nothing"
+    )
+    faults += [
+        f"another {kind}: hit {first}, then {again}"
+        for kind, (first, again) in cached.items()
+        if kind != "nothing" and (first or not again)
     ]
     return faults, cached
+
+
+def slow_pool(make: MakeServer, agents: Agents, pool: PoolServer, port: int) -> tuple[Faults, Json]:
+    """What a slow pool holds is computed instead, once that is known; and loaded again when it is fast again."""
+    way = SlowWay(port)
+    common: Json = {"host_gb": 0.004, "pool_gb": 0.4}
+    patient: Json = {"deadline_ms": 10_000, "least_mb_per_s": 0.02, "claim_margin": 0.25}  # slow is not broken
+    one = make(name="one", store={**common, "pool": f"redis://127.0.0.1:{port}"})
+    other = make(name="other", store={**common, **patient, "pool": f"redis://127.0.0.1:{way.port}"})
+    try:
+        for server in (one, other):
+            server.start()
+        for server in (one, other):
+            server.until_ready()
+        for number in range(3):  # it learns how fast it computes
+            other.ask(agents.prompt(f"learning {number}"), max_tokens=1)
+        held = [agents.prompt(f"held {number}") for number in range(16)]
+        _hold(one, held, pool)
+        fast = [_timed(other, held.pop()) for _ in range(3)]
+        way.bytes_per_s, way.latency_s = 100_000.0, 0.02
+        learning, refused, cold = list[float](), list[float](), list[float]()
+        while held and len(refused) < 8:
+            took_s, cached = _timed(other, held.pop())
+            (learning if cached else refused).append(took_s)
+            cold.append(_timed(other, agents.prompt("in turn, so that both see the same machine"))[0])
+        way.bytes_per_s, way.latency_s = None, 0.0
+        is_back = _is_used_again(one, other, agents, pool)
+    finally:
+        for server in (one, other):
+            server.stop(signal.SIGKILL)
+        way.close()
+    slowed = statistics.median(refused) / statistics.median(cold) if refused else float("inf")
+    figures: Json = {
+        "computed, s": round(statistics.median(cold), 3),
+        "from a fast pool, s": round(statistics.median(took_s for took_s, _ in fast), 3),
+        "from a slow pool, while that was learned, s": [round(each, 3) for each in learning],
+        "what a slow pool holds, computed, s": [round(each, 3) for each in refused],
+        "times of computing": round(slowed, 2),
+    }
+    return [
+        *_expect(all(cached > 0 for _, cached in fast), f"a fast pool was not used: {fast}"),
+        *_expect(len(refused) >= 8, f"a slow pool was waited for {len(learning)} times"),
+        *_expect(slowed < 1.5, f"a slow pool makes the first token later: {slowed:.2f} times"),
+        *_expect(is_back, "a pool that was fast again was not used again"),
+    ], figures
+
+
+def _timed(server: VllmServer, messages: list[Json]) -> tuple[float, int]:
+    """Return the seconds until the one token asked for, and the tokens that were cached."""
+    began_s = time.monotonic()
+    cached = server.cached(messages, max_tokens=1)
+    return time.monotonic() - began_s, cached
+
+
+def _hold(server: VllmServer, prompts: list[list[Json]], pool: PoolServer) -> None:
+    """Have a server compute prompts, and wait until the pool has their pages: nothing new comes any more."""
+    for each in prompts:
+        server.ask(each, max_tokens=1)
+    with redis.Redis.from_url(pool.url) as client:
+        before = -1
+        while (now := client.dbsize()) != before:
+            before = now
+            time.sleep(1.0)
+
+
+def _is_used_again(one: VllmServer, other: VllmServer, agents: Agents, pool: PoolServer) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        fresh = agents.prompt("is it fast again?")
+        _hold(one, [fresh], pool)
+        if _timed(other, fresh)[1]:
+            return True
+    return False
 
 
 def ten_steps(agents: Agents, first: VllmServer, second: VllmServer, lives: Lives) -> Faults:

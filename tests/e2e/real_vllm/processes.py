@@ -101,6 +101,10 @@ class VllmServer(Process):
         body: Json = {"model": "tiny", "messages": messages, "max_tokens": 16, "temperature": 0, **more}
         return get_json(f"{self.url}/v1/chat/completions", body)[0]
 
+    def cached(self, messages: list[Json], **more: object) -> int:
+        """Ask it alone; return how many tokens of the prompt were cached."""
+        return int(self.ask(messages, **more)["usage"]["prompt_tokens_details"]["cached_tokens"])
+
 
 def connector(store: Mapping[str, object]) -> Json:
     """Return what ``--kv-transfer-config`` is given: see ``docs/vllm.md``."""

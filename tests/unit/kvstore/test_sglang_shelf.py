@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -94,6 +95,20 @@ def test_a_pool_that_is_fast_again_is_found_out_with_no_request_waiting(tmp_path
 
     until(claimed)
     assert engine.load(KEYS) == [True] * 8
+    engine.backend.close()
+
+
+def test_a_pool_that_turned_slow_is_waited_for_as_long_as_computing_takes(tmp_path: Path, server: PoolServer) -> None:
+    engine = engine_with(server, tmp_path, deadline_ms=60_000.0)
+    only_in_pool(engine, KEYS)
+    shelf = the_shelf(engine.backend)
+    gate, read = threading.Event(), shelf.store.tiers[1].get
+    shelf.store.tiers[1].get = lambda keys, out: (gate.wait(60), read(keys, out))[1]  # type: ignore[method-assign]
+    assert engine.backend.batch_exists(KEYS) == 8
+    began_s = time.monotonic()
+    assert engine.load(KEYS) == [False] * 8
+    assert time.monotonic() - began_s < 30.0  # of the 60 that its deadline would have allowed
+    gate.set()
     engine.backend.close()
 
 

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import pytest
 
+from kvstore.deadline import Allowance
 from kvstore.page import Tier
 from kvstore.worth import FetchRate, FetchWorth, PrefillRate, RateFit, WorthOptions
 
 MIB = 1 << 20
 
 
-def worth(prefill: float | None = 1000.0, **options: float) -> FetchWorth:
+def worth(prefill: float | None = 1000.0, **options: object) -> FetchWorth:
     return FetchWorth(WorthOptions(prefill_tokens_per_s=prefill, **options))  # type: ignore[arg-type]
 
 
@@ -141,3 +142,42 @@ def test_a_tier_that_is_slow_to_answer_is_asked_only_for_much() -> None:
     assert subject.leading(few, page_bytes=1024, page_tokens=16, unasked=Tier.POOL) == 0
     assert subject.leading(many, page_bytes=1024, page_tokens=16, unasked=Tier.POOL) == 64
     assert subject.leading(few, page_bytes=1024, page_tokens=16) == 4  # its answer is there: the time is spent
+
+
+@pytest.mark.parametrize("prefill", [1000.0, None])
+def test_a_tier_that_was_late_is_not_waited_for_again_until_a_read_has_come_in_time(prefill: float | None) -> None:
+    subject = worth(prefill, allowed=Allowance(0.1, 100_000_000), doubt_s=5.0, late_doubt_s=1.0)
+    subject.fetched(Tier.POOL, 0, 0.1, now_s=100.0)
+    assert leading(subject, [Tier.DISK] * 3 + [Tier.POOL] * 3) == 3
+    assert leading(subject, [Tier.POOL] * 10_000) == 0  # however much it would save
+    assert subject.due(100.9) == []
+    assert subject.due(101.0) == [Tier.POOL]
+    subject.fetched(Tier.POOL, 0, 0.001, now_s=101.0)  # it answers, and has brought nothing yet
+    assert leading(subject, [Tier.POOL] * 100) == 0
+    subject.fetched(Tier.POOL, 4 * MIB, 0.01, now_s=102.0)
+    assert leading(subject, [Tier.POOL] * 100) == 100
+
+
+def test_nothing_is_claimed_that_would_come_too_late() -> None:
+    subject = worth(1.0, allowed=Allowance(0.1, 100_000_000))  # computing a page takes 16 s
+    for _ in range(20):
+        subject.fetched(Tier.POOL, 4 * MIB, 0.1, now_s=0.0)  # 25 ms a page, of which 10 are allowed, and 100 for all
+    assert leading(subject, [Tier.POOL] * 20) == 6
+    assert leading(subject, [Tier.DISK] * 20) == 20
+
+
+def test_a_read_in_time_tells_how_long_an_answer_takes() -> None:
+    subject = worth()
+    for _ in range(20):
+        subject.asked(Tier.POOL, 0.1)
+    few = [Tier.POOL] * 4
+    assert subject.leading(few, page_bytes=1024, page_tokens=16, unasked=Tier.POOL) == 0
+    subject.fetched(Tier.POOL, MIB, 0.002, now_s=0.0)
+    assert subject.leading(few, page_bytes=1024, page_tokens=16, unasked=Tier.POOL) == 4
+
+
+def test_who_waits_is_as_patient_as_computing_takes() -> None:
+    assert worth(None).patience_s(100, 16) is None
+    assert worth(1000.0).patience_s(100, 16) == pytest.approx(1.6)
+    assert worth(1000.0, margin=0.5).patience_s(100, 16) == pytest.approx(3.2)
+    assert worth(1000.0).patience_s(1, 16) == pytest.approx(0.1)
