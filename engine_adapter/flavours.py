@@ -1,8 +1,8 @@
 """Engines that speak OpenAI's API and differ in little else: where they tell that they live, and how busy they are.
 
-Each is a row of a table. What a row doesn't say, the engine isn't asked for. Sources are the engines' documentation,
-and their metrics as others read them; none of these engines ran beside this code, except where a recording of
-``tests/captures`` says so.
+Each is a row of a table. What a row doesn't say, the engine isn't asked for. Sources are the engines' documentation
+and the routes and gauges in their published code, of autumn 2026; none of these engines ran beside this code.
+``tests/contract/test_flavours.py`` puts a gateway in front of servers that have what a row says, and nothing else.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ FLAVOURS: Mapping[str, Flavour] = MappingProxyType(
             ),
             Flavour("ollama", media=True, endpoints=OPENAI_ENDPOINTS | {"embeddings"}),
             Flavour("mlc-llm", media=True),
-            Flavour("rtp-llm"),
-            Flavour("deepinfer"),
-            Flavour("xllm"),
+            Flavour("rtp-llm", endpoints=frozenset({"chat"})),  # its front has no completions
+            Flavour("deepinfer"),  # published without a server of its own: what others put in front of it
+            Flavour("xllm", endpoints=OPENAI_ENDPOINTS | {"embeddings"}),
         )
     }
 )

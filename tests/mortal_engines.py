@@ -43,6 +43,12 @@ class MortalEngine:
         self._spec, self._process = spec, EmbeddedProcess(spec)
         self.url = spec.url
 
+    @property
+    def pid(self) -> int:
+        """Its process, while it lives."""
+        assert self._process.pid is not None
+        return self._process.pid
+
     async def live(self) -> None:
         """Start, and be healthy."""
         self._process = EmbeddedProcess(self._spec)
@@ -53,8 +59,7 @@ class MortalEngine:
 
     def send(self, number: signal.Signals) -> None:
         """Send its process a signal."""
-        assert self._process.pid is not None
-        os.kill(self._process.pid, number)
+        os.kill(self.pid, number)
 
     async def kill(self) -> None:
         """End it without a word."""

@@ -108,6 +108,8 @@ class ScriptedEngine:
         self.script = Script(body=answer("hello"))
         self.script_for: Callable[[Asked], Script] = lambda asked: self.script
         self.asked: list[Asked] = []
+        self.pages: dict[str, bytes] = {}  # what else it has, by path
+        self.looked_up: list[Asked] = []  # what was asked of these, whether it has it or not
         self.is_healthy = True
         self.hung_up = 0  # answers that the client of this engine cut short
         self.in_flight = 0
@@ -140,6 +142,7 @@ class ScriptedEngine:
                 web.get("/health", self._health),
                 web.get("/v1/models", self._models),
                 web.get("/server_info", self._server_info),
+                web.get("/{path:.*}", self._page),
             ]
         )
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
@@ -173,6 +176,11 @@ class ScriptedEngine:
 
     async def _server_info(self, request: web.Request) -> web.Response:
         return web.json_response(self.info)
+
+    async def _page(self, request: web.Request) -> web.Response:
+        self.looked_up.append(Asked(request.path, {k.lower(): v for k, v in request.headers.items()}, b""))
+        page = self.pages.get(request.path)
+        return web.Response(status=404) if page is None else web.Response(body=page, content_type="text/plain")
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         asked = Asked(request.path, {k.lower(): v for k, v in request.headers.items()}, await request.read())

@@ -65,19 +65,33 @@ class Moods:
         return gate
 
 
-async def visit(client: Client, chance: random.Random) -> None:
-    """Ask, and leave at some point, or don't."""
-    path = chance.choice(list(PATHS))
-    body = {"model": "m", "stream": chance.random() < 0.7, **PATHS[path]}
-    leaves_s = chance.random() ** 2 * 0.05 if chance.random() < 0.85 else None
-    try:
-        async with asyncio.timeout(leaves_s), client.session.post(f"{client.url}{path}", json=body) as response:
-            if leaves_s is not None and chance.random() < 0.3:
+class Visitors:
+    """Clients that ask, and leave at some point, or don't: after a time, at the head, or behind some pieces."""
+
+    def __init__(self, client: Client, chance: random.Random) -> None:
+        self._client, self._chance = client, chance
+        self._usual_s = 0.02  # what an answer takes on this machine now: times to leave at are drawn up to twice that
+
+    async def visit(self) -> None:
+        """One request."""
+        chance = self._chance
+        path, mood, began_s = chance.choice(list(PATHS)), chance.random(), time.monotonic()
+        body = {"model": "m", "stream": chance.random() < 0.7, **PATHS[path]}
+        leaves_s = chance.random() * 2 * self._usual_s if mood < 0.5 else None
+        pieces = chance.choice((0, 1, chance.randrange(2, 9))) if 0.5 <= mood < 0.8 else None
+        try:
+            async with (
+                asyncio.timeout(leaves_s),
+                self._client.session.post(f"{self._client.url}{path}", json=body) as response,
+            ):
+                while pieces is None or pieces > 0:
+                    if not await response.content.readany():
+                        self._usual_s += 0.05 * (time.monotonic() - began_s - self._usual_s)
+                        return
+                    pieces = None if pieces is None else pieces - 1
                 response.close()
-            else:
-                await response.read()
-    except (TimeoutError, aiohttp.ClientError):
-        pass
+        except (TimeoutError, aiohttp.ClientError):
+            pass
 
 
 async def storm(home: Path, requests: int, seed: int) -> Json:
@@ -90,14 +104,14 @@ async def storm(home: Path, requests: int, seed: int) -> Json:
         settings: Json = {
             "stream": {"idle_timeout_s": 0.2, "first_byte_timeout_s": 2.0},
             "retry": {"repeats": True},
-            "health": {"interval_s": 0.1, "timeout_s": 2.0, "breaker_failures": 1000},
+            "health": {"interval_s": 1.0, "timeout_s": 60.0, "breaker_failures": 1_000_000},
         }
         client = await stack.enter_async_context(gateway_for(engines, home, **settings))
-        left = iter(range(requests))
+        left, visitors = iter(range(requests)), Visitors(client, chance)
 
         async def visitor() -> None:
             for _ in left:
-                await visit(client, chance)
+                await visitors.visit()
 
         await asyncio.gather(*(visitor() for _ in range(min(AT_ONCE, requests))))
         await client.until(lambda: client.at_rest() and not any(e.in_flight for e in engines), limit_s=60)

@@ -5,8 +5,12 @@
 Three ways to die, one after the other: ``kill -9``, SIGSTOP, and a network that accepts and says nothing. Each time all
 streams have begun; the same requests ran undisturbed before. 0 when no stream was lost, every greedy answer has the
 same token ids as undisturbed, each request has one record with two attempts where its engine died and the undisturbed
-run's counts, and traffic returned within one period of recovery. Pauses are measured and shown, together with those of
-the undisturbed run: on a small machine engines share cores with each other and with the clients.
+run's counts, no stream of the other engine paused for over a second, and traffic returned within one period of
+recovery.
+
+What the machine itself makes of a second is shown beside it: the pauses of the undisturbed run, for which part of the
+time gateway (with the clients, in this process) and engines ran or waited for a core, and how long this loop stood
+still at most. On two cores that others use, the wait is the larger part.
 """
 
 from __future__ import annotations
@@ -27,12 +31,13 @@ from typing import Any
 
 from engine_adapter.embedded.weights import ensure_default_model
 from gateway.protocols.sse import EventCutter, data_of
+from tests.e2e.core_time import measured
 from tests.gateways import Client, gateway_for
 from tests.mortal_engines import MortalEngine, mortal_engines, small_model
 from tracing.record import Outcome, RequestRecord
 
 Json = dict[str, Any]
-PERIOD_S, IDLE_S = 1.0, 3.0
+PERIOD_S, IDLE_S, PAUSE_S = 1.0, 3.0, 1.0
 MODEL = "m"
 TOPICS = ("the sea", "old maps", "bread", "a river", "clocks", "glass", "winter", "bridges", "salt", "letters")
 
@@ -151,10 +156,11 @@ class Stream:
 
 @dataclass
 class Disturbance:
-    """A way to die, and to come back. ``instance``: which one."""
+    """A way to die, and to come back. ``instance``: which one; ``survivor``: the other."""
 
     name: str
     instance: str
+    survivor: MortalEngine
     strike: Callable[[], Awaitable[None]]
     heal: Callable[[], Awaitable[None]]
 
@@ -164,9 +170,10 @@ async def scene(client: Client, way: Disturbance, alone: list[Stream], tokens: i
     streams = [Stream(stream.number) for stream in alone]
     tasks = [asyncio.create_task(stream.run(client, tokens)) for stream in streams]
     await asyncio.gather(*(stream.begun.wait() for stream in streams))
-    struck_s = time.monotonic()
-    await way.strike()
-    await asyncio.gather(*tasks)
+    async with measured({"gateway and clients": os.getpid(), "the engine that goes on": way.survivor.pid}) as cores:
+        struck_s = time.monotonic()
+        await way.strike()
+        await asyncio.gather(*tasks)
     returned_s = await _recovery(client, way)
     await client.until(client.at_rest)
     records = {record.request_id: record for record in client.stored()}
@@ -182,6 +189,7 @@ async def scene(client: Client, way: Disturbance, alone: list[Stream], tokens: i
         or len(stream.frames) != 1
         or stream.roles != 1
     ]
+    pauses_s = [_pause_over(stream, struck_s) for stream in others]
     return {
         "streams": len(streams),
         "on the engine that died": len(hurt),
@@ -192,9 +200,10 @@ async def scene(client: Client, way: Disturbance, alone: list[Stream], tokens: i
             _is_right(records[s.request_id], records[b.request_id], s in went_on)
             for s, b in zip(streams, alone, strict=True)
         ),
-        "pause where it died, s": _spread([_pause_over(stream, struck_s) for stream in went_on]),
-        "longest pause of others, s": _spread([stream.longest_pause_s for stream in others]),
-        "longest pause undisturbed, s": _spread([stream.longest_pause_s for stream in alone]),
+        "pause where it died, s": spread([_pause_over(stream, struck_s) for stream in went_on]),
+        "longest pause of others, s": spread(pauses_s),
+        "no other paused over a second": max(pauses_s, default=0.0) <= PAUSE_S,
+        "cores": cores.told(),
         "traffic returned after, s": round(returned_s, 3),
         "within a period": returned_s <= PERIOD_S,
         "in flight at the end": client.gateway.flights.count,
@@ -202,7 +211,7 @@ async def scene(client: Client, way: Disturbance, alone: list[Stream], tokens: i
 
 
 def _pause_over(stream: Stream, at_s: float) -> float:
-    """Return the pause that began before or at this moment, or the first one after it."""
+    """Return the longest pause that this moment was in, or that came after it."""
     pauses = [(a, b - a) for a, b in zip(stream.times, stream.times[1:], strict=False) if b >= at_s]
     return max((pause for _, pause in pauses), default=0.0)
 
@@ -226,7 +235,8 @@ async def _recovery(client: Client, way: Disturbance) -> float:
             return asked_s - began_s
 
 
-def _spread(values: list[float]) -> Json:
+def spread(values: list[float]) -> Json:
+    """Return what is usual, rare and most among values."""
     ordered = sorted(values)
     if not ordered:
         return {}
@@ -253,11 +263,18 @@ async def main(streams: int, tokens: int, model: str, home: Path) -> Json:
                 stream={"idle_timeout_s": IDLE_S}, health={"interval_s": PERIOD_S, "timeout_s": 1.0, "slow_start_s": 0},
                 routing={"policy": "fewest-requests"},
             ) as client:  # fmt: skip
-                alone = await asyncio.gather(*(Stream(number).run(client, tokens) for number in range(streams)))
+                pids = {"gateway and clients": os.getpid(), **{f"e{n}": e.pid for n, e in enumerate(engines)}}
+                async with measured(pids) as cores:
+                    alone = await asyncio.gather(*(Stream(number).run(client, tokens) for number in range(streams)))
                 found: Json = {
                     "cores": os.cpu_count(), "load average": os.getloadavg()[0], "model": model, "tokens": tokens,
                     "period, s": PERIOD_S, "idle limit, s": IDLE_S,
+                    "undisturbed": {
+                        "longest pause, s": spread([stream.longest_pause_s for stream in alone]),
+                        "cores": cores.told(),
+                    },
                 }  # fmt: skip
+                print(json.dumps(found, indent=1), file=sys.stderr, flush=True)
                 for way in _ways(engines, hole):
                     found[way.name] = await scene(client, way, list(alone), tokens)
                     print(json.dumps({way.name: found[way.name]}, indent=1), file=sys.stderr, flush=True)
@@ -280,15 +297,16 @@ def _ways(engines: list[MortalEngine], hole: BlackHole) -> list[Disturbance]:
         hole.heal()
 
     return [
-        Disturbance("kill -9", "e0", engines[0].kill, engines[0].live),
-        Disturbance("SIGSTOP", "e0", stop, go),
-        Disturbance("black hole", "e1", swallow, heal),
+        Disturbance("kill -9", "e0", engines[1], engines[0].kill, engines[0].live),
+        Disturbance("SIGSTOP", "e0", engines[1], stop, go),
+        Disturbance("black hole", "e1", engines[0], swallow, heal),
     ]
 
 
 def _passed(found: Json) -> bool:
     whole = not found["lost"] and not found["not as undisturbed"] and found["records as they should be"]
-    return bool(whole and found["went on"] and found["within a period"] and not found["in flight at the end"])
+    is_soon = found["no other paused over a second"] and found["within a period"]
+    return bool(whole and found["went on"] and is_soon and not found["in flight at the end"])
 
 
 if __name__ == "__main__":

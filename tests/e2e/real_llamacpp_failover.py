@@ -4,30 +4,24 @@
 
 The interpreter needs ``xllamacpp`` (``pip install xllamacpp``). 0 when every stream that the killed server had begun
 went on: what was sent before stays a prefix of what was delivered, there is one id, one role and one finish, and one
-record with two attempts whose tokens add up.
+record and one row with two attempts, whose tokens add up and whose prompt counts as undisturbed.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from engine_adapter.embedded.weights import default_gguf
-from tests.e2e.failover import MODEL, Stream
+from tests.e2e.failover import MODEL
+from tests.e2e.killed_engine import Pair, killed, options, show
 from tests.e2e.real_llamacpp_prediction import PYTHON_VARIABLE
-from tests.gateways import gateway_for
-from tracing.record import AttemptRole, Outcome
 
-Json = dict[str, Any]
 _SERVE = """
 import sys, xllamacpp
 params = xllamacpp.CommonParams()
@@ -58,68 +52,25 @@ class Server:
         self.version, self.url = hello
 
     def end(self) -> None:
+        """Let it end by itself."""
         assert self.process.stdin is not None
         self.process.stdin.close()
 
 
-async def killed(servers: list[Server], home: Path, count: int, tokens: int) -> Json:
-    """Kill the first server under streams; return what was seen."""
-    instances = [{"id": f"l{n}", "url": s.url, "adapter": "llamacpp"} for n, s in enumerate(servers)]
-    async with gateway_for(
-        [], home, ready_count=2, ready_limit_s=60, instances=instances, routing={"policy": "fewest-requests"}
-    ) as client:
-        streams = [Stream(number) for number in range(count)]
-        running = [asyncio.create_task(stream.run(client, tokens)) for stream in streams]
-        await asyncio.gather(*(stream.begun.wait() for stream in streams))
-        before = {stream.number: stream.text for stream in streams}
-        servers[0].process.send_signal(signal.SIGKILL)
-        await asyncio.gather(*running)
-        records = {record.request_id: record for record in await client.records(count)}
-    hurt = [stream for stream in streams if stream.instance == "l0"]
-    went_on = [stream for stream in hurt if len(records[stream.request_id].attempts) == 2]
-
-    def is_whole(stream: Stream) -> bool:
-        record = records[stream.request_id]
-        roles = [attempt.role for attempt in record.attempts]
-        counts = record.usage.prompt_tokens, record.usage.output_tokens
-        return (
-            stream.text.startswith(before[stream.number])
-            and len({identity for identity, *_ in stream.frames}) == 1  # its time of creation changes as it goes
-            and stream.roles == 1
-            and stream.finish is not None
-            and stream.error is None
-            and counts == (stream.usage["prompt_tokens"], stream.usage["completion_tokens"])
-            and record.usage.output_tokens <= tokens + 1
-            and record.outcome is Outcome.OK
-            and roles in ([AttemptRole.ANSWER], [AttemptRole.ANSWER, AttemptRole.CONTINUATION])
-        )
-
-    return {
-        "llama.cpp": servers[0].version,
-        "streams": count,
-        "on the killed server": len(hurt),
-        "went on": len(went_on),
-        "whole": sum(map(is_whole, streams)),
-        "an answer that went on": went_on[0].text if went_on else None,
-        "its first part": before[went_on[0].number] if went_on else None,
-    }
+def main() -> int:
+    """Run it."""
+    told = options(__doc__)
+    python = os.environ.get(PYTHON_VARIABLE)
+    if python is None:
+        print(f"{PYTHON_VARIABLE} names the interpreter that has xllamacpp", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="keepwarm-llamacpp-") as scratch, ExitStack() as stack:
+        model = default_gguf(Path(scratch))
+        servers = [Server(python, model, stack) for _ in range(2)]
+        pair = Pair([server.url for server in servers], "llamacpp", servers[0].process.kill)
+        found = asyncio.run(killed(pair, Path(scratch) / "gateway", told))
+    return show({"llama.cpp": servers[0].version, **found}, told.json)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--streams", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=40)
-    options = parser.parse_args()
-    python = os.environ.get(PYTHON_VARIABLE)
-    if python is None:
-        sys.exit(f"{PYTHON_VARIABLE} names the interpreter that has xllamacpp")
-    with tempfile.TemporaryDirectory(prefix="keepwarm-llamacpp-") as scratch, ExitStack() as stack:
-        model = default_gguf(Path(scratch))
-        pair = [Server(python, model, stack) for _ in range(2)]
-        found = asyncio.run(killed(pair, Path(scratch) / "gateway", options.streams, options.tokens))
-    text = json.dumps(found, indent=1, ensure_ascii=False)
-    print(text)
-    if options.json is not None:
-        options.json.write_text(text + "\n")
-    sys.exit(0 if found["went on"] and found["whole"] == found["streams"] else 1)
+    sys.exit(main())

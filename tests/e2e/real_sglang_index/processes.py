@@ -103,6 +103,7 @@ class SglangServer(Process):
         folder: Path,
         more: Sequence[str] = (),
         python_path: Sequence[Path] = (),
+        served: str = "tiny",
     ) -> None:
         self.name, self.page, self.tokens = name, page, tokens
         port, self.events_port, self.replay_port = free_ports(3)
@@ -112,7 +113,7 @@ class SglangServer(Process):
             "endpoint": f"tcp://*:{self.events_port}",
             "replay_endpoint": f"tcp://*:{self.replay_port}",
         }
-        command = [python, "-m", "sglang.launch_server", "--model-path", str(model), "--served-model-name", "tiny",
+        command = [python, "-m", "sglang.launch_server", "--model-path", str(model), "--served-model-name", served,
                    "--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "--attention-backend", "torch_native",
                    "--disable-overlap-schedule", "--mem-fraction-static", "0.1", "--max-total-tokens", str(tokens),
                    "--page-size", str(page), "--enable-cache-report",

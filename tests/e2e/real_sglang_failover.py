@@ -1,0 +1,57 @@
+"""Streams of real SGLang that outlive it: one of two servers is killed, the other goes on with the answer's ids.
+
+    KEEPWARM_SGLANG_PYTHON=…/bin/python .venv/bin/python -m tests.e2e.real_sglang_failover [--json FILE]
+
+Two servers of a tiny random Llama on the CPU; see ``real_sglang_index/README.md`` for the interpreter. What must hold
+is what ``real_llamacpp_failover`` says. Some three minutes, most of them the servers' start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.e2e.failover import MODEL
+from tests.e2e.killed_engine import Pair, killed, options, show
+from tests.e2e.real_sglang_index.processes import HERE, SglangServer
+
+PAGE, TOKENS = 16, 8192
+
+
+def main() -> int:
+    """Run it."""
+    told = options(__doc__)
+    python = os.environ.get("KEEPWARM_SGLANG_PYTHON")
+    if not python:
+        print(f"KEEPWARM_SGLANG_PYTHON names no Python with sglang: see {HERE / 'README.md'}", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="keepwarm-sglang-") as scratch:
+        folder = Path(scratch)
+        subprocess.run([python, str(HERE / "tiny_model.py"), str(folder / "model")], check=True)
+        servers = [
+            SglangServer(python, folder / "model", name, page=PAGE, tokens=TOKENS, folder=folder, served=MODEL)
+            for name in ("one", "two")
+        ]
+        try:
+            for server in servers:
+                server.start()
+            for server in servers:
+                server.until_ready()
+            version = servers[0].version()
+            pair = Pair([server.url for server in servers], "sglang", lambda: servers[0].stop(signal.SIGKILL))
+            models = [{"name": MODEL, "template": "model"}]
+            health = {"interval_s": 0.5, "timeout_s": 30.0, "slow_start_s": 0}
+            found = asyncio.run(killed(pair, folder / "gateway", told, models=models, health=health))
+        finally:
+            for server in servers:
+                server.stop()
+    return show({"SGLang": version, **found}, told.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
