@@ -111,7 +111,7 @@ def test_a_silent_pool_is_a_miss(server: PoolServer) -> None:
 
 
 def test_a_silent_pool_does_not_take_the_disk_along(folder: Path, server: PoolServer) -> None:
-    engine = Engine({**on_disk(folder), **in_pool(server, deadline_ms=200.0)})
+    engine = Engine({**on_disk(folder), **in_pool(server, deadline_ms=1000.0)})  # of the disk, too
     engine.store(KEYS)
     with redis.Redis.from_url(server.url) as client:
         process = int(client.info("server")["process_id"])
