@@ -48,22 +48,30 @@ def _same(rows: list[Row], what: str) -> Faults:
 
 
 def tiers(agents: Agents, server: VllmServer, talk: list[Json]) -> Faults:
-    """One server: cold, from the device, and from host or disk once the device has given the pages up."""
+    """Cold, from the device, from memory once the device has given the pages up, from disk once memory has."""
     agents.part = "one server: cold, device, host and disk"
     agents.only(server.name)
     cold, device = agents.chat(talk), agents.chat(talk)
+    others = [agents.prompt(f"passer-by {number}") for number in range(48)]
+    first = agents.chat(others[0])
+    for other in others[1:36]:  # more than the device holds, less than memory does
+        agents.chat(other)
     before = server.counters()
-    for number in range(24):
-        agents.chat(agents.prompt(f"passer-by {number}"))
-    stored = agents.chat(talk)
+    host = agents.chat(talk)
+    between = server.counters()
+    for other in others[36:]:  # more than memory holds
+        agents.chat(other)
+    disk = agents.chat(others[0])
     after = server.counters()
-    fetched = sum(after[name] - before[name] for name in ("cached_host", "cached_disk"))
+    from_host = between["cached_host"] - before["cached_host"]
+    from_disk = after["cached_disk"] - between["cached_disk"]
     return [
-        *_expect(cold.reported == 0, f"the first request hit {cold.reported}"),
+        *_expect(cold.reported == first.reported == 0, f"the first request hit {cold.reported}"),
         *_expect(device.reported > 0, "no hit in the device"),
-        *_expect(stored.reported == device.reported, f"{stored.reported} from storage, {device.reported} from device"),
-        *_expect(fetched > 0, "nothing came from host or disk"),
-        *_same([cold, device, stored], "after device and storage hits"),
+        *_expect(from_host == host.reported == device.reported, f"{from_host} of {host.reported} came from host"),
+        *_expect(0 < from_disk <= disk.reported, f"{from_disk} of {disk.reported} came from disk"),
+        *_same([cold, device, host], "after device and host hits"),
+        *_same([first, disk], "after a disk hit"),
     ]
 
 
