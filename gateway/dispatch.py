@@ -31,10 +31,10 @@ from gateway.routing import (
     SessionHash,
     Surroundings,
     decide,
+    fastest_tier,
     usable_hits,
 )
 from gateway.workers.shared_loads import SharedLoads
-from kvstore.page import Tier
 from radix_index.base import Hashes, InstanceMatch, Knowledge, PrefixIndex
 from tracing.record import Decision, Usage, UsageSource
 
@@ -162,7 +162,7 @@ class Dispatcher:
             chosen.id, chosen.load, tokens, new, now_s, request.asked.output_tokens, decision.fetch_tokens
         )
         if run is not None:
-            self.places.begun(run, reservation.prompt_s, now_s)
+            self.places.begun(run, reservation.prompt_tokens, reservation.prompt_s, now_s)
         watch = self._learning(self._watch(chosen, prompt, decision), reservation, chosen, prompt, run)
         ticket = chosen.breaker.begin(now_s)
         return Route(chosen, decision, reservation, ticket, self._expect(view, prompt), watch)
@@ -223,16 +223,16 @@ class Dispatcher:
                 reservation.counted(usage.output_tokens)
                 self.places.outputs.seen(run, usage.output_tokens)
             if run is not None:
-                self.places.ended(run, chosen.id, tip, time.monotonic(), lambda block: self._is_held(chosen.id, block))
+                self.places.ended(run, chosen.id, tip, time.monotonic(), lambda block: self._tier_of(chosen.id, block))
             if watch is not None:
                 watch.answered(usage)
 
         return Watch(watch.computed if watch is not None else _nothing, answered)
 
-    def _is_held(self, instance: str, block: int) -> bool:
+    def _tier_of(self, instance: str, block: int) -> int | None:
         if instance not in self._index.instances():
-            return False
-        return self._index.match([block], (instance,))[instance].tier_blocks[Tier.DEVICE] > 0
+            return None
+        return fastest_tier(self._index.match([block], (instance,))[instance].tier_blocks)
 
     def _hashes(self, instance: str, prompt: Prompt | None) -> Hashes:
         size = self._index.instances().get(instance)
@@ -282,7 +282,7 @@ class Dispatcher:
     def _around(self, instance: Instance, now_s: float) -> Surroundings:
         facts = instance.facts
         capacity = instance.spec.capacity_tokens or (None if facts is None else facts.capacity_tokens)
-        return self.places.around(instance.id, instance.load.decoding, capacity, now_s)
+        return self.places.around(instance.id, instance.load, capacity, now_s)
 
 
 def _held_back(instances: Sequence[Instance], now_s: float) -> Sequence[Instance]:

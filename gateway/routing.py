@@ -23,7 +23,7 @@ from tracing.record import Candidate, Decision
 
 __all__ = [
     "NO_HITS", "POLICIES", "Asked", "EngineCosts", "InstanceView", "Load", "Policy", "Rates", "Request", "Reservation",
-    "Surroundings", "decide", "total", "usable_hits",
+    "Surroundings", "decide", "fastest_tier", "total", "usable_hits",
 ]  # fmt: skip
 
 NO_HITS = (0, 0, 0, 0)
@@ -198,6 +198,11 @@ def usable_hits(tier_blocks: Sequence[int], block_size: int, prompt_tokens: int)
         left -= min(blocks, left)
     device, host, disk, pool = taken
     return device, host, disk, pool
+
+
+def fastest_tier(tier_blocks: Sequence[int]) -> int | None:
+    """Return the fastest tier that has any of these blocks."""
+    return next((tier for tier, blocks in enumerate(tier_blocks) if blocks), None)
 
 
 def _candidate(view: InstanceView, found: Price) -> Candidate:

@@ -90,6 +90,12 @@ class EngineCosts:
             self._fetch_s[at] *= 1 + _FETCH_WEIGHT * share * change
 
     @property
+    def tier_s(self) -> tuple[float, float, float]:
+        """What a token takes to be read from host memory, disk and pool."""
+        host_s, disk_s, pool_s, _ = self._fetch_s
+        return host_s, disk_s, pool_s
+
+    @property
     def read_s(self) -> float:
         """What one more token of context adds to a decode step."""
         return self.steps.weights[1]

@@ -20,6 +20,7 @@ _OVERDUE = 0.1
 
 _LOST_AFTER_S = 2.0
 _LATELY_S = 60.0
+_BALANCE_S = 600.0
 _PACE_WEIGHT, _SAME_PACE, _PACES = 0.05, 0.2, (0.1, 10.0)
 """An instance counts as fast as others of its kind until it is off by so much: noise makes no favourites."""
 
@@ -29,9 +30,9 @@ _WAITS, _DECODES, _OVER = "waits", "decodes", "over"
 class Load:
     """The load of one instance. Times are seconds of any one clock that never runs back."""
 
-    __slots__ = ("_context_s", "_free_s", "_prompt_s", "_seen_s", "_waiting", "busy_share", "context_tokens", "costs",
-                 "decoding", "held_output", "held_tokens", "link_free_s", "on_idle", "pace", "queued_s",
-                 "queued_tokens", "running")  # fmt: skip
+    __slots__ = ("_context_s", "_fetching", "_free_s", "_prompt_s", "_seen_s", "_waiting", "busy_share",
+                 "context_tokens", "costs", "decoding", "held_output", "held_tokens", "lately_s", "link_free_s",
+                 "on_idle", "pace", "queued_s", "queued_tokens", "running")  # fmt: skip
 
     def __init__(self, costs: EngineCosts, on_idle: Callable[[], None] | None = None) -> None:
         self.costs, self.on_idle = costs, on_idle
@@ -44,8 +45,10 @@ class Load:
         self.held_tokens = 0.0  # prompt and output of all, as far as it is foreseen
         self.held_output = 0.0  # the output of it
         self.link_free_s = -math.inf  # when the fetches that were begun will be over
+        self.lately_s = 0.0  # what the prompts routed here took, the longer ago the less
         self.busy_share = 0.0  # of the time lately, in which prompts were computed
         self._waiting: dict[Reservation, None] = {}
+        self._fetching = 0  # of those that wait: how many have, or had, pages to fetch
         self._free_s = -math.inf  # when the last prompt was done
         self._context_s = self._prompt_s = 0.0  # integrals over time: context decoding, and prompts under way
         self._seen_s = -math.inf
@@ -69,16 +72,30 @@ class Load:
             self.costs.learn_prompt(new_tokens, context_tokens, beside_tokens, seconds / self.slowness)
 
     def backlog_s(self, now_s: float) -> float:
-        """Return the time until all prompts that came before now will be computed. O(1)."""
+        """Return the time until all prompts that came before now will be computed. O(1), or O(waiting) with fetches."""
         if not self._waiting:
             return 0.0
-        head = next(iter(self._waiting))
+        head = self._head()
         elapsed = now_s - (head.ready_s if head.ready_s > self._free_s else self._free_s)
+        if elapsed < 0:
+            return 0.0  # all are fetching yet: nobody computes
         left = head.prompt_s - elapsed
         if left < _OVERDUE * elapsed:
             # An answer that is not streamed shows no first token: after a while its prompt no longer counts.
             left = _OVERDUE * elapsed if elapsed < 4 * head.prompt_s + _LOST_AFTER_S else 0.0
-        return max(self.queued_s - head.prompt_s, 0.0) + left
+        if not self._fetching:
+            return max(self.queued_s - head.prompt_s, 0.0) + left
+        for other in self._waiting:
+            if other is not head and other.ready_s <= now_s + left:
+                left += other.prompt_s
+        return left
+
+    def _head(self) -> Reservation:
+        """Return whose prompt is being computed: the first of those that had their pages when the last was done, else
+        the first to have them. Who fetches holds up nobody."""
+        if not self._fetching:
+            return next(iter(self._waiting))
+        return min(self._waiting, key=lambda each: each.ready_s if each.ready_s > self._free_s else self._free_s)
 
     def busy_at(self, now_s: float) -> float:
         """Return the share of the time lately in which prompts were computed, until now."""
@@ -97,6 +114,7 @@ class Load:
         self._pass(now_s)
         reservation = Reservation(self, prompt_tokens, new_tokens, now_s, output_tokens, fetch)
         self._waiting[reservation] = None
+        self._fetching += fetch is not None
         self.running += 1
         self.queued_tokens += new_tokens
         self.queued_s += reservation.prompt_s
@@ -120,6 +138,7 @@ class Load:
                 self._context_s += passed * self.context_tokens
                 kept = math.exp(-passed / _LATELY_S)
                 self.busy_share *= kept
+                self.lately_s *= math.exp(-passed / _BALANCE_S)
                 if self._waiting:
                     self._prompt_s += passed
                     self.busy_share += 1 - kept
@@ -127,8 +146,9 @@ class Load:
 
     def _leave(self, reservation: Reservation) -> bool:
         """Take a prompt from the queue; tell whether it was at its head."""
-        was_head = next(iter(self._waiting)) is reservation
+        was_head = self._head() is reservation
         del self._waiting[reservation]
+        self._fetching -= reservation._fetch is not None
         self.queued_tokens -= reservation.new_tokens
         self.queued_s = self.queued_s - reservation.prompt_s if self._waiting else 0.0
         return was_head
@@ -137,8 +157,8 @@ class Load:
 class Reservation:
     """One request's share of a load."""
 
-    __slots__ = ("_begun", "_beside", "_fetch", "_load", "_span", "_state", "came_s", "new_tokens", "output_tokens",
-                 "prompt_s", "prompt_tokens", "ready_s")  # fmt: skip
+    __slots__ = ("_begun", "_beside", "_fetch", "_had_link", "_load", "_span", "_state", "came_s", "new_tokens",
+                 "output_tokens", "prompt_s", "prompt_tokens", "ready_s")  # fmt: skip
 
     def __init__(
         self,
@@ -153,7 +173,7 @@ class Reservation:
         self.came_s, self.output_tokens = now_s, output_tokens
         self._beside, self._fetch = load.context_tokens, None if fetch is None else Fetch(*fetch)
         self.prompt_s = load.prompt_s(new_tokens, prompt_tokens - new_tokens)
-        self.ready_s = now_s
+        self.ready_s, self._had_link = now_s, load.link_free_s <= now_s
         if self._fetch is not None:
             self.ready_s = load.link_free_s = max(now_s, load.link_free_s) + load.costs.fetch_s(self._fetch)
         self._state = _WAITS
@@ -171,9 +191,10 @@ class Reservation:
         load = self._load
         load._pass(now_s)
         self._state, self._begun = _DECODES, (now_s, load._context_s, load._prompt_s)
-        began_s = max(self.ready_s, load._free_s)
+        free_s, began_s = load._free_s, max(self.ready_s, load._free_s)
         was_head = load._leave(self)
         load._free_s = now_s
+        load.lately_s += self.prompt_s
         load.decoding += 1
         load.context_tokens += self._context
         if not was_head:
@@ -182,8 +203,8 @@ class Reservation:
             if self.new_tokens >= _LEAST_LEARNED_TOKENS:
                 context = self.prompt_tokens - self.new_tokens
                 load.took(self.new_tokens, context, self._beside, now_s - began_s)
-        elif self.came_s >= began_s - load.costs.fetch_s(self._fetch) and load.link_free_s == self.ready_s:
-            load.costs.learn_fetch(self._fetch, now_s - self.came_s - self.prompt_s)  # nothing was ahead of it
+        elif self._had_link and free_s <= self.ready_s:
+            load.costs.learn_fetch(self._fetch, now_s - self.came_s - self.prompt_s)  # it waited for nothing else
 
     def release(self, now_s: float) -> None:
         """The request is over. Idempotent."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from itertools import islice
 
+from gateway.policy.costs import EngineCosts
+from gateway.policy.load import Load
 from gateway.policy.outputs import OutputLengths
-from gateway.policy.pricing import Asked, Surroundings
-from gateway.policy.reuse import Frontier, ReuseOdds
+from gateway.policy.pricing import NOTHING, Asked, Surroundings
+from gateway.policy.reuse import TIERS, Frontier, ReuseOdds
 
 _HORIZON_S = 10.0
 """How far ahead the steps that are due somewhere are counted: as long as large prompts take."""
@@ -30,7 +33,7 @@ class Place:
     idle: OrderedDict[Hashable, float] = field(default_factory=OrderedDict)  # run → when its last step ended here
     due_rate: float = 0.0
     counted_s: float = -1.0
-    odds: float = 0.0  # that what is given up here would have been used again
+    push_s: tuple[float, float, float, float] = NOTHING  # see ``Surroundings``
     around: Surroundings | None = None  # as last looked at
 
 
@@ -40,6 +43,7 @@ class Places:
     def __init__(self) -> None:
         self.odds, self.outputs = ReuseOdds(), OutputLengths()
         self.mean_square_s = 0.0  # of what prompts take
+        self.mean_prompt = 0.0  # tokens
         self._places: dict[str, Place] = {}
         self._last: OrderedDict[Hashable, tuple[str, float]] = OrderedDict()  # run → where its last step ended, when
 
@@ -67,8 +71,9 @@ class Places:
         """Tell whether no step of this run has ended yet, as far as is remembered."""
         return run not in self._last
 
-    def begun(self, run: Hashable, prompt_s: float, now_s: float) -> None:
+    def begun(self, run: Hashable, prompt_tokens: int, prompt_s: float, now_s: float) -> None:
         """A step of this run was routed; its prompt is expected to take ``prompt_s``."""
+        self.mean_prompt += _SQUARE_WEIGHT * (prompt_tokens - self.mean_prompt)
         self.mean_square_s += _SQUARE_WEIGHT * (prompt_s * prompt_s - self.mean_square_s)
         last = self._last.get(run)
         if last is not None:
@@ -77,7 +82,7 @@ class Places:
                 self.odds.came_back(now_s - ended_s)
 
     def ended(
-        self, run: Hashable, instance: str, tip: int | None, now_s: float, is_resident: Callable[[int], bool]
+        self, run: Hashable, instance: str, tip: int | None, now_s: float, tier_of: Callable[[int], int | None]
     ) -> None:
         """A step of this run ended; ``tip`` is its prompt's last full block."""
         self.odds.ended()
@@ -91,23 +96,24 @@ class Places:
         if len(self._last) > _MOST_RUNS:
             self._last.popitem(last=False)
         if tip is not None:
-            place.frontier.used(run, tip, now_s, is_resident)
+            place.frontier.used(run, tip, now_s, tier_of)
 
     def last_look(self, instance: str) -> tuple[Surroundings | None, float]:
         """Return what ``around`` found last, and from when on it should be asked again."""
         place = self._places.get(instance)
         return (None, 0.0) if place is None else (place.around, place.counted_s + _LOOK_AGAIN_S)
 
-    def around(self, instance: str, decoding: int, capacity_tokens: float | None, now_s: float) -> Surroundings:
+    def around(self, instance: str, load: Load, capacity_tokens: float | None, now_s: float) -> Surroundings:
         """Return what is known of an instance beside its load, half a second old at most."""
         place = self._places.get(instance) or self.place(instance)
         if place.around is None or not 0 <= now_s - place.counted_s < _LOOK_AGAIN_S:
-            self.look(place, decoding, now_s)
-            place.around = Surroundings(place.due_rate, place.odds, capacity_tokens)
+            self.look(place, load, now_s)
+            place.around = Surroundings(place.due_rate, place.push_s, capacity_tokens)
         return place.around
 
-    def look(self, place: Place, decoding: int, now_s: float) -> None:
-        """Count anew, where that was long ago, the steps a second that are due at an instance, and its odds.
+    def look(self, place: Place, load: Load, now_s: float) -> None:
+        """Count anew, where that was long ago, the steps a second that are due at an instance, and what it costs to
+        push others' tokens out there.
 
         Half of those that decode there are taken to end in time to come back.
         """
@@ -115,6 +121,23 @@ class Places:
             return
         newest = islice(reversed(place.idle.values()), _NEWEST)
         due = self.odds.due([now_s - ended_s for ended_s in newest], _HORIZON_S)
-        place.due_rate = (due + 0.5 * decoding * self.odds.due((0.0,), _HORIZON_S)) / _HORIZON_S
-        place.odds = self.odds.after(place.frontier.age_s)
+        place.due_rate = (due + 0.5 * load.decoding * self.odds.due((0.0,), _HORIZON_S)) / _HORIZON_S
+        place.push_s = self._push_s(place.frontier, load.costs)
         place.counted_s = now_s
+
+    def _push_s(self, frontier: Frontier, costs: EngineCosts) -> tuple[float, float, float, float]:
+        """Return by tier what a token costs that comes to it, and to those behind it: what it pushes out has to be
+        fetched from further away when it is wanted again, or computed."""
+        ages_s = frontier.ages_s
+        if ages_s[0] == math.inf:
+            return NOTHING
+        compute_s = costs.token_s(int(self.mean_prompt) // 2)
+        ways = [0.0]
+        for way_s in (*costs.tier_s, compute_s):
+            ways.append(max(ways[-1], min(way_s, compute_s)))
+        push, behind = [], 0.0
+        for tier in reversed(TIERS):
+            behind += self.odds.after(ages_s[tier]) * (ways[tier + 1] - ways[tier])
+            push.append(behind)
+        pool, disk, host, device = push
+        return device, host, disk, pool

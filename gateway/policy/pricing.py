@@ -7,8 +7,10 @@
   + those who come while it is served  steps that are due there a second x its prompt x (queue + half its prompt)
   + its own steps after this one       how many x steps that are due there a second x half the mean square of a prompt
   + its prompt once more             where its run has a home already: what is computed elsewhere is there twice
-  + what it pushes out of memory       its new tokens x the odds that they would have come back x what they'd take
+  + what it pushes out of memory       its new tokens x the odds that they would have come back x what they'd take then:
+                                       computed again, or fetched from the next slower tier
   + decoding                           its output's steps are lengthened by the contexts there, and theirs by its own
+  + a little where much was done       a tenth of its first token's time x what was computed there lately / the mean
 
 The first is what the request itself waits; the rest is what others will, and all of it follows from what binds there
 at this moment: an idle instance has nobody who would come, an unfilled cache nothing that is pushed out.
@@ -25,6 +27,7 @@ from gateway.policy.load import Load
 
 _LEAST_PULL_TOKENS = 1024
 _MOST_FURTHER_STEPS = 10.0
+_MOST_UNEVEN = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +41,11 @@ class Weights:
     reuse: float = 1.0
     decode: float = 0.25
     idle: float = 4.0
+    balance: float = 0.1
 
 
 WEIGHTS = Weights()
+NOTHING = (0.0, 0.0, 0.0, 0.0)
 
 
 class Asked(NamedTuple):
@@ -54,10 +59,13 @@ class Asked(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """What is known of an instance beside its load. ``capacity_tokens``: of its device; ``None``: unknown."""
+    """What is known of an instance beside its load. ``capacity_tokens``: of its device; ``None``: unknown.
+
+    ``push_s``: what a token costs that comes to a tier and the slower ones, device, host, disk, pool, by what it pushes
+    out."""
 
     due_rate: float = 0.0
-    reuse_odds: float = 0.0
+    push_s: tuple[float, float, float, float] = NOTHING
     capacity_tokens: float | None = None
 
 
@@ -104,19 +112,20 @@ def prices(
     count = len(offers)
     mean_due = sum([offer.around.due_rate for offer in offers]) / count
     idle_share = 1 - sum([offer.load.busy_share for offer in offers]) / count
+    mean_lately_s = sum([offer.load.lately_s for offer in offers]) / count
     pullable = offers[source].hit_tokens[0] if source is not None else 0
     decode_weight = weights.decode * idle_share**weights.idle
     prompt, output = asked.prompt_tokens, asked.output_tokens
     further = weights.further * min(asked.further_steps, _MOST_FURTHER_STEPS) * 0.5 * asked.mean_square_s
     moving = weights.moving if asked.has_home else 0.0
     half_context = 0.5 * (prompt + 0.5 * output)
-    token_s = read_s = 0.0
+    read_s = 0.0
     of_costs = None
     found = []
     for at, offer in enumerate(offers):
-        load, hits, (due, odds, capacity) = offer.load, offer.hit_tokens, offer.around
+        load, hits, (due, push, capacity) = offer.load, offer.hit_tokens, offer.around
         if load.costs is not of_costs:
-            of_costs, read_s, token_s = load.costs, load.costs.read_s, load.costs.token_s(prompt // 2)
+            of_costs, read_s = load.costs, load.costs.read_s
         wait_s = backlog_s = load.backlog_s(now_s) if load.queued_s else 0.0
         if capacity is not None and load.held_tokens + prompt + output > capacity:
             wait_s += _memory_wait_s(load, prompt + output, capacity)
@@ -128,11 +137,14 @@ def prices(
             ttft_s, work_s, new, fetch = _fetched(load, hits, context, pulled, prompt, wait_s, now_s)
         rate = mean_due + weights.own_share * (due - mean_due)
         cost_s = ttft_s + work_s * (moving + weights.arrivals * rate * (backlog_s + 0.5 * work_s)) + further * due
-        if odds:
-            cost_s += weights.reuse * odds * (prompt - hits[0] + output) * token_s
+        if push[0]:
+            pushed_s = (prompt - context + output) * push[0] - hits[1] * push[1] - hits[2] * push[2] - hits[3] * push[3]
+            cost_s += weights.reuse * pushed_s
         if load.running:
             contexts = load.context_tokens + half_context * load.running
             cost_s += decode_weight * output * read_s * contexts
+        if mean_lately_s:
+            cost_s += weights.balance * ttft_s * min(load.lately_s / mean_lately_s, _MOST_UNEVEN)
         found.append(Price(cost_s, ttft_s, new, fetch))
     return found
 
@@ -146,18 +158,26 @@ def _fetched(
     wait_s: float,
     now_s: float,
 ) -> tuple[float, float, int, Fetch | None]:
-    """Return the first token's time, the prompt's own, what is computed and what is read, the quickest way of three:
-    compute what is missing, read slower tiers, pull from a peer."""
-    link_s = max(load.link_free_s - now_s, 0.0)
+    """Return the first token's time, the prompt's own, what is computed and what is read.
+
+    An engine reads by itself what it finds in slower tiers where that is quicker than computing, whoever else reads
+    there. It pulls from a peer if that is told to, hence where that is quicker as things are."""
+    costs, link_s = load.costs, max(load.link_free_s - now_s, 0.0)
     work_s = load.prompt_s(prompt - context, context)
     best: tuple[float, float, int, Fetch | None] = (wait_s + work_s, work_s, prompt - context, None)
-    slower = hits[1] + hits[2] + hits[3]
-    ways = [(context + slower, Fetch(hits[1], hits[2], hits[3]))] if slower else []
-    if pullable > context + slower + _LEAST_PULL_TOKENS:
-        ways.append((pullable, Fetch(peer=pullable - context)))
-    for there, fetch in ways:
+    _, host, disk, pool = hits
+    there = context + host + disk + pool
+    if there > context:
+        own_s = costs.fetch_s(fetch := Fetch(host, disk, pool))
+        if own_s < load.prompt_s(there - context, context):
+            work_s = load.prompt_s(prompt - there, there)
+            best = max(wait_s, link_s + own_s) + work_s, work_s, prompt - there, fetch
+    if pullable > context + host + _LEAST_PULL_TOKENS:
+        beyond = max(there - pullable, 0)  # of the slower tiers; the slowest are furthest
+        fetch = Fetch(host, max(beyond - pool, 0), min(beyond, pool), pullable - context - host)
+        there = max(there, pullable)
         work_s = load.prompt_s(prompt - there, there)
-        ttft_s = max(wait_s, link_s + load.costs.fetch_s(fetch)) + work_s
+        ttft_s = max(wait_s, link_s + costs.fetch_s(fetch)) + work_s
         if ttft_s < best[0]:
             best = ttft_s, work_s, prompt - there, fetch
     return best

@@ -13,7 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 
 _SMOOTHING = 0.1
-_LOOKS = 4
+_LOOKS, _LOOKS_SLOWER = 4, 1
+TIERS = range(4)
 _MOST_TIPS = 4096
 _FIRST_AGE_S, _AGE_RATIO, _AGES = 1.0, 1.5, 24
 _BOUNDS_S = [_FIRST_AGE_S * _AGE_RATIO**at for at in range(_AGES)]
@@ -22,30 +23,53 @@ _REMEMBERED_STEPS = 64
 
 
 class Frontier:
-    """The idle age at which one instance gives up blocks; infinite while it gives up nothing."""
+    """The idle ages at which one instance gives up blocks, by tier; infinite while it gives up nothing.
 
-    __slots__ = ("_tips", "age_s")
+    ``ages_s[t]``: the age of what now leaves tier ``t`` and all that are faster; where it goes to no slower one, it
+    leaves them all at once.
+    """
+
+    __slots__ = ("_tips", "ages_s")
 
     def __init__(self) -> None:
-        self._tips: OrderedDict[Hashable, tuple[int, float]] = OrderedDict()  # run → its last block, last use
-        self.age_s = math.inf
+        self._tips: tuple[OrderedDict[Hashable, tuple[int, float]], ...] = tuple(OrderedDict() for _ in TIERS)
+        self.ages_s = [math.inf] * len(TIERS)  # by run, below: its last block, when it was last used
 
-    def used(self, run: Hashable, tip: int, now_s: float, is_resident: Callable[[int], bool]) -> None:
-        """A step of ``run`` ended here, whose prompt's last full block is ``tip``. Looks after a few of the oldest."""
-        self._tips.pop(run, None)
-        for _ in range(_LOOKS):
-            if not self._tips:
-                break
-            oldest = next(iter(self._tips))
-            block, used_s = self._tips[oldest]
-            age_s = now_s - used_s
-            if is_resident(block):
-                if age_s <= 2 * self.age_s and len(self._tips) < _MOST_TIPS:
-                    break  # nothing younger can be gone
-            else:
-                self.age_s = age_s if self.age_s == math.inf else self.age_s + _SMOOTHING * (age_s - self.age_s)
-            del self._tips[oldest]  # gone, or kept alive by others, which tells nothing
-        self._tips[run] = tip, now_s
+    def used(self, run: Hashable, tip: int, now_s: float, tier_of: Callable[[int], int | None]) -> None:
+        """A step of ``run`` ended here, whose prompt's last full block is ``tip``. Looks after a few of the oldest.
+
+        ``tier_of``: the fastest tier that has a block, ``None`` for none.
+        """
+        for tips in self._tips:
+            tips.pop(run, None)
+        for tier, tips in enumerate(self._tips):
+            for _ in range(_LOOKS if tier == 0 else _LOOKS_SLOWER):
+                if not tips or not self._look(tier, tips, now_s, tier_of):
+                    break
+        self._tips[0][run] = tip, now_s
+
+    def _look(
+        self,
+        tier: int,
+        tips: OrderedDict[Hashable, tuple[int, float]],
+        now_s: float,
+        tier_of: Callable[[int], int | None],
+    ) -> bool:
+        """See what became of the oldest; tell whether the next may have gone too."""
+        run, (block, used_s) = next(iter(tips.items()))
+        age_s, found = now_s - used_s, tier_of(block)
+        if found is not None and found <= tier:
+            if age_s <= 2 * self.ages_s[tier] and len(tips) < _MOST_TIPS:
+                return False  # nothing younger can be gone
+        else:
+            lost_to = len(TIERS) if found is None else found
+            for left in range(tier, lost_to):
+                known_s = self.ages_s[left]
+                self.ages_s[left] = age_s if known_s == math.inf else known_s + _SMOOTHING * (age_s - known_s)
+            if lost_to < len(TIERS):
+                self._tips[lost_to][run] = block, used_s
+        del tips[run]  # gone, or kept alive by others, which tells nothing
+        return True
 
 
 class ReuseOdds:

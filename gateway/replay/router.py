@@ -20,7 +20,7 @@ from gateway.replay.engine_model import Flight
 from gateway.replay.errors import ParameterError
 from gateway.replay.performance import EnginePerformance
 from gateway.replay.workload import Workload
-from gateway.routing import POLICIES, InstanceView, Request, Surroundings, decide, usable_hits
+from gateway.routing import POLICIES, InstanceView, Request, Surroundings, decide, fastest_tier, usable_hits
 from kvstore.page import Tier
 from radix_index.base import HashArray, Knowledge, PrefixIndex
 from radix_index.predict import Expectation, PredictedResidency
@@ -111,7 +111,7 @@ class SimulatedRouter:
             request.asked.output_tokens,
             decision.fetch_tokens,
         )
-        self.places.begun(run, reservation.prompt_s, now_s)
+        self.places.begun(run, reservation.prompt_tokens, reservation.prompt_s, now_s)
         self.decision_ns.append(time.perf_counter_ns() - begun_ns)
         flight.instance, flight.predicted_hit_tokens = decision.instance, decision.predicted_hit_tokens
         prediction = self.predictions.get(decision.instance)
@@ -141,7 +141,7 @@ class SimulatedRouter:
         if not flight.was_refused:
             routed.reservation.counted(output)
             self.places.outputs.seen(routed.run, output)
-            self.places.ended(routed.run, instance, routed.tip, now_s, lambda block: self._is_held(instance, block))
+            self.places.ended(routed.run, instance, routed.tip, now_s, lambda block: self._tier_of(instance, block))
         if routed.expectation is not None and not flight.was_refused:
             self.predictions[flight.instance].answered(routed.expectation, sum(flight.hit_tokens))
 
@@ -150,8 +150,8 @@ class SimulatedRouter:
         assert not self._routed
         assert total(self.loads.values()) == (0, 0)
 
-    def _is_held(self, instance: str, block: int) -> bool:
-        return self.index.match([block], (instance,))[instance].tier_blocks[Tier.DEVICE] > 0
+    def _tier_of(self, instance: str, block: int) -> int | None:
+        return fastest_tier(self.index.match([block], (instance,))[instance].tier_blocks)
 
     def _views(self, hashes: HashArray, prompt_tokens: int, now_s: float) -> list[InstanceView]:
         matches = self.index.match(hashes)
@@ -167,7 +167,7 @@ class SimulatedRouter:
         ]
 
     def _around(self, name: str, load: Load, now_s: float) -> Surroundings:
-        return self.places.around(name, load.decoding, self._capacity, now_s)
+        return self.places.around(name, load, self._capacity, now_s)
 
     def _apply_events(self, now_s: float) -> None:
         """Let the index see what it can know by now."""

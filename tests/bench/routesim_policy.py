@@ -36,6 +36,7 @@ from gateway.routing import (  # noqa: E402
     InstanceView,
     Request,
     decide,
+    fastest_tier,
     usable_hits,
 )
 from kvstore.block import routing_hash_array  # noqa: E402
@@ -145,7 +146,7 @@ class KeepwarmPolicy:
         chosen, fetched = views[at], sum(decision.fetch_tokens or ())
         new = tokens - chosen.hit_tokens[0] - chosen.pending_tokens - fetched
         reservation = chosen.load.reserve(tokens, max(new, 1), now_s, asked.output_tokens, decision.fetch_tokens)
-        self.places.begun(run, reservation.prompt_s, now_s)
+        self.places.begun(run, reservation.prompt_tokens, reservation.prompt_s, now_s)
         coming = hashes[chosen.matched_blocks :]
         ticket = self.index.reserve(decision.instance, coming) if len(coming) else None
         self._routed[request.idx] = Routed(reservation, ticket, run, int(hashes[-1]) if len(hashes) else None)
@@ -158,7 +159,7 @@ class KeepwarmPolicy:
             load = self.loads[name]
             hits = usable_hits(tiers, self._block, tokens)
             coming = min(pending * self._block, max(tokens - 1 - sum(hits), 0)) if pending else 0
-            around = self.places.around(name, load.decoding, self._capacity, now_s)
+            around = self.places.around(name, load, self._capacity, now_s)
             views.append(InstanceView(name, hits, load, around, pending_tokens=coming, matched_blocks=sum(tiers)))
         return views
 
@@ -189,7 +190,7 @@ class KeepwarmPolicy:
         if routed.ticket is not None:
             self.index.release(routed.ticket)
         self.places.outputs.seen(routed.run, request.n_out)
-        self.places.ended(routed.run, name, routed.tip, now_s, lambda block: self._is_held(name, block))
+        self.places.ended(routed.run, name, routed.tip, now_s, lambda block: self._tier_of(name, block))
 
-    def _is_held(self, name: str, block: int) -> bool:
-        return self.index.match([block], (name,))[name].tier_blocks[Tier.DEVICE] > 0
+    def _tier_of(self, name: str, block: int) -> int | None:
+        return fastest_tier(self.index.match([block], (name,))[name].tier_blocks)

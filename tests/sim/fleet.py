@@ -8,20 +8,22 @@ is in the index is held by somebody who lives, nothing goes where nobody takes r
 from __future__ import annotations
 
 import random
-from collections import Counter, OrderedDict
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 import numpy as np
 
-from gateway.breaker import Breaker, BreakerOptions, State, Ticket
+from gateway.breaker import State
 from gateway.policy.costs import EngineCosts, Rates
-from gateway.policy.load import Load, Reservation, total
+from gateway.policy.load import total
 from gateway.policy.places import Places
-from gateway.routing import POLICIES, InstanceView, Request, decide, usable_hits
+from gateway.routing import NO_HITS, POLICIES, InstanceView, Request, decide, fastest_tier, usable_hits
 from kvstore.page import Tier
 from radix_index.base import HashArray
 from radix_index.index import RadixIndex
+from tests.sim.engine import Engine, Flight, Part, Run
 
 BLOCK = 64
 ATTEMPTS = 3
@@ -29,6 +31,7 @@ SILENCE_S = 20.0
 _RATES = Rates(prefill=5_000.0, host=1e5, disk=3e4, pool=1e4)
 _TOKEN_S, _STEP_S, _OVERHEAD_S = 1 / 12_000, 0.02, 0.01
 _RUN_STEPS = 12
+_DEEP_EVERY = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,69 +59,24 @@ class Summary:
     simulated_s: float = 0.0
 
 
-@dataclass(slots=True, eq=False)
-class Run:
-    """One agent's run: its prompts grow."""
-
-    number: int
-    hashes: HashArray
-    steps_left: int
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """One request under way."""
-
-    number: int
-    run: Run
-    output: int
-    tried: set[str] = field(default_factory=set)
-    at: str | None = None
-    life: int = 0
-    attempt: int = 0
-    reservation: Reservation | None = None
-    ticket: Ticket | None = None
-    pending: int | None = None
-
-
-class Engine:
-    """One engine: computes prompts one after the other, keeps the blocks used last."""
-
-    def __init__(self, name: str, chance: random.Random) -> None:
-        self.name = name
-        self.load = Load(EngineCosts(_RATES))
-        self.breaker = Breaker(BreakerOptions(), chance)
-        self.life = 0
-        self.is_up = True  # somebody listens
-        self.is_known_up = True  # as far as the gateway knows
-        self.is_silent = False  # takes requests and answers none
-        self.is_draining = False
-        self.pace = 1.0
-        self.free_s = 0.0
-        self.blocks: OrderedDict[int, None] = OrderedDict()
-        self.flights: dict[int, Flight] = {}
-
-    @property
-    def takes_requests(self) -> bool:
-        """Whether the gateway may send it something."""
-        return self.is_known_up and not self.is_draining
-
-
 class Simulation:
     """See the module."""
 
     def __init__(self, options: Options) -> None:
         self.options, self.chance = options, random.Random(options.seed)
         self.index, self.places = RadixIndex(), Places()
-        self.engines = {f"i{n:02}": Engine(f"i{n:02}", random.Random(n)) for n in range(options.instances)}
+        names, costs = [f"i{number:02}" for number in range(options.instances)], EngineCosts(_RATES)
+        self.engines = {name: Engine(name, costs, random.Random(number)) for number, name in enumerate(names)}
         for name in self.engines:
             self.index.add_instance(name, block_size=BLOCK)
         self.policy, self.now_s, self.summary = POLICIES[options.policy](), 0.0, Summary()
         self.flights: dict[int, Flight] = {}
-        self.ended: set[int] = set()
+        self.has_ended = bytearray(options.requests)
+        self.ended = self.reserved = 0
+        self._touched: set[Engine] = set()  # since the last check
         self._events: list[tuple[float, int, str, tuple[object, ...]]] = []
         self._order = self._sent = self._runs = 0
-        self._heads = [self._new_hashes(8 + 8 * n) for n in range(20)]
+        self._heads = [self._new_part(8 + 8 * n) for n in range(20)]
 
     # --- the run ---
 
@@ -128,7 +86,7 @@ class Simulation:
         try:
             self._at(0.0, "arrive")
             self._at(self.chance.expovariate(1 / options.fault_every_s), "fault")
-            while self._events and len(self.ended) < options.requests:
+            while self._events and self.ended < options.requests:
                 self.now_s, _, kind, details = heappop(self._events)
                 getattr(self, f"_on_{kind}")(*details)
                 self._check_step()
@@ -142,8 +100,8 @@ class Simulation:
         self._order += 1
         heappush(self._events, (self.now_s + delay_s, self._order, kind, details))
 
-    def _new_hashes(self, count: int) -> HashArray:
-        return np.array([self.chance.getrandbits(64) for _ in range(count)], np.uint64)
+    def _new_part(self, blocks: int) -> Part:
+        return Part(np.frombuffer(self.chance.randbytes(8 * blocks), np.uint64))
 
     # --- requests ---
 
@@ -155,8 +113,11 @@ class Simulation:
         if run is None:
             self._runs += 1
             steps = self.chance.randrange(1, 2 * _RUN_STEPS)
-            run = Run(self._runs, self.chance.choice(self._heads), steps)
-        run.hashes = np.concatenate([run.hashes, self._new_hashes(self.chance.randrange(1, 12))])
+            head = self.chance.choice(self._heads)
+            run = Run(self._runs, [head], head.hashes, steps)
+        part = self._new_part(self.chance.randrange(1, 12))
+        run.parts.append(part)
+        run.hashes = np.concatenate([run.hashes, part.hashes])
         flight = Flight(self._sent, run, self.chance.randrange(4, 300))
         self._sent += 1
         self.flights[flight.number] = flight
@@ -177,12 +138,13 @@ class Simulation:
         engine = self.engines[decision.instance]
         assert engine.takes_requests, f"request {flight.number} goes to {engine.name}, which takes none"
         assert engine.name not in flight.tried, f"request {flight.number} goes to {engine.name} again"
+        self._touched.add(engine)
         flight.tried.add(engine.name)
         flight.attempt += 1
         flight.at, flight.life = engine.name, engine.life
         view = next(view for view in views if view.instance == engine.name)
         flight.reservation = engine.load.reserve(tokens, view.fresh_tokens(tokens), self.now_s, asked.output_tokens)
-        places.begun(run, flight.reservation.prompt_s, self.now_s)
+        places.begun(run, flight.reservation.prompt_tokens, flight.reservation.prompt_s, self.now_s)
         flight.ticket = engine.breaker.begin(self.now_s)
         coming = hashes[view.matched_blocks :]
         flight.pending = self.index.reserve(engine.name, coming) if len(coming) else None
@@ -196,7 +158,7 @@ class Simulation:
         if engine.is_silent:
             self._at(SILENCE_S, "timeout", flight, flight.attempt)
             return
-        known = next((at for at, block in enumerate(hashes.tolist()) if block not in engine.blocks), len(hashes))
+        known = engine.known_blocks(flight.run.parts)
         self.summary.hit_blocks += known
         self.summary.prompt_blocks += len(hashes)
         work_s = engine.pace * (_OVERHEAD_S + (tokens - min(known * BLOCK, tokens - 1)) * _TOKEN_S)
@@ -204,20 +166,23 @@ class Simulation:
         self._at(engine.free_s - self.now_s, "first", flight, flight.attempt)
 
     def _views(self, hashes: HashArray, tokens: int) -> list[InstanceView]:
-        matches, views, capacity = self.index.match(hashes), [], self.options.capacity_blocks * BLOCK
+        matches, capacity, views = self.index.match(hashes), self.options.capacity_blocks * BLOCK, []
+        found = {name: row for name, row in zip(matches, matches.counts.tolist(), strict=True) if any(row)}
         for name, engine in self.engines.items():
-            match = matches.get(name)
-            tiers, pending = (match.tier_blocks, match.pending_blocks) if match is not None else ((0, 0, 0, 0), 0)
-            hits = usable_hits(tiers, BLOCK, tokens)
+            hits, pending, matched = NO_HITS, 0, 0
+            if name in found:
+                *tiers, coming = found[name]
+                hits, matched = usable_hits(tiers, BLOCK, tokens), sum(tiers)
+                pending = min(coming * BLOCK, tokens - 1 - sum(hits))
             views.append(
                 InstanceView(
                     name,
                     hits,
                     engine.load,
-                    self.places.around(name, engine.load.decoding, capacity, self.now_s),
+                    self.places.around(name, engine.load, capacity, self.now_s),
                     healthy=engine.takes_requests and engine.breaker.admits(self.now_s),
-                    pending_tokens=min(pending * BLOCK, tokens - 1 - sum(hits)),
-                    matched_blocks=sum(tiers),
+                    pending_tokens=pending,
+                    matched_blocks=matched,
                 )
             )
         return views
@@ -237,7 +202,7 @@ class Simulation:
         assert flight.ticket is not None
         flight.reservation.answered(self.now_s)
         engine.breaker.succeeded(flight.ticket, self.now_s)
-        self._store(engine, flight.run.hashes)
+        self._store(engine, flight.run.parts)
         self._at(flight.output * _STEP_S * engine.pace, "done", flight, attempt)
 
     def _on_done(self, flight: Flight, attempt: int) -> None:
@@ -249,11 +214,11 @@ class Simulation:
         reservation.counted(flight.output)
         self.places.outputs.seen(run.number, flight.output)
         tip = int(run.hashes[-1])
-        self.places.ended(run.number, engine.name, tip, self.now_s, lambda block: self._is_held(engine.name, block))
+        self.places.ended(run.number, engine.name, tip, self.now_s, lambda block: self._tier_of(engine.name, block))
         self._end(flight, "answered")
 
-    def _is_held(self, name: str, block: int) -> bool:
-        return self.index.match([block], (name,))[name].tier_blocks[Tier.DEVICE] > 0
+    def _tier_of(self, name: str, block: int) -> int | None:
+        return fastest_tier(self.index.match([block], (name,))[name].tier_blocks)
 
     def _on_timeout(self, flight: Flight, attempt: int) -> None:
         if flight.number not in self.flights or flight.attempt != attempt or flight.at is None:
@@ -271,6 +236,7 @@ class Simulation:
     def _leave(self, flight: Flight, *, failed: bool) -> None:
         """Give back all that the request had at its engine."""
         engine = self.engines[flight.at or ""]
+        self._touched.add(engine)
         assert flight.reservation is not None
         assert flight.ticket is not None
         flight.reservation.release(self.now_s)
@@ -283,8 +249,9 @@ class Simulation:
         flight.at = flight.reservation = flight.ticket = flight.pending = None
 
     def _end(self, flight: Flight, how: str) -> None:
-        assert flight.number not in self.ended, f"request {flight.number} ends twice"
-        self.ended.add(flight.number)
+        assert not self.has_ended[flight.number], f"request {flight.number} ends twice"
+        self.has_ended[flight.number] = True
+        self.ended += 1
         del self.flights[flight.number]
         self.summary.ends[how] += 1
         run = flight.run
@@ -292,15 +259,12 @@ class Simulation:
         if run.steps_left > 0:
             self._at(self.chance.choice((0.2, 2.0, 8.0)), "arrive", run)
 
-    def _store(self, engine: Engine, hashes: HashArray) -> None:
-        listed = hashes.tolist()
-        new = [block for block in listed if block not in engine.blocks]
-        for block in reversed(listed):
-            engine.blocks[block] = None
-            engine.blocks.move_to_end(block)
-        gone = [engine.blocks.popitem(last=False)[0] for _ in range(len(engine.blocks) - self.options.capacity_blocks)]
-        self.index.stored(engine.name, Tier.DEVICE, new)
-        self.index.removed(engine.name, Tier.DEVICE, gone)
+    def _store(self, engine: Engine, parts: Sequence[Part]) -> None:
+        new, gone = engine.keep(parts, self.options.capacity_blocks)
+        if new:
+            self.index.stored(engine.name, Tier.DEVICE, np.concatenate([part.hashes for part in new]))
+        if gone:
+            self.index.removed(engine.name, Tier.DEVICE, np.concatenate([part.hashes for part in gone]))
 
     # --- faults ---
 
@@ -314,7 +278,7 @@ class Simulation:
         elif kind == "slow":
             engine.pace = self.chance.choice((0.5, 1.0, 1.0, 4.0))
         elif kind == "flush" and engine.is_up:
-            engine.blocks.clear()
+            engine.lose_all()
             self.index.cleared(engine.name, (Tier.DEVICE,))
         elif kind == "drain":
             engine.is_draining = True
@@ -332,7 +296,7 @@ class Simulation:
         if not engine.is_up:
             return
         engine.is_up, engine.is_silent, engine.life = False, False, engine.life + 1
-        engine.blocks.clear()
+        engine.lose_all()
         broken = list(engine.flights.values())
         for flight in broken:
             self._leave(flight, failed=True)
@@ -365,23 +329,36 @@ class Simulation:
     # --- what must hold ---
 
     def _check_step(self) -> None:
-        """After every event. O(instances) over what is cheap; the rest once in a while."""
-        assert len(self.flights) + len(self.ended) == self._sent, "a request is lost, or there twice"
-        running, _ = total(engine.load for engine in self.engines.values())
-        assert running == len(self.flights), f"{running} requests are reserved, {len(self.flights)} are under way"
-        if self._order % 512 == 0:
+        """After every event: the sums, and every engine that it touched; all of them once in a while."""
+        assert len(self.flights) + self.ended == self._sent, "a request is lost, or there twice"
+        self._check_touched()
+        if self._order % _DEEP_EVERY == 0:
             self._check_deeply()
 
+    def _check_touched(self) -> None:
+        for engine in self._touched:
+            self._check_engine(engine)
+            self.reserved += engine.load.running - engine.checked_running
+            engine.checked_running = engine.load.running
+        self._touched.clear()
+        under_way = len(self.flights)
+        assert self.reserved == under_way, f"{self.reserved} requests are reserved, {under_way} are under way"
+
+    def _check_engine(self, engine: Engine) -> None:
+        engine.load.check()
+        assert engine.load.running == len(engine.flights)
+        assert all(flight.at == engine.name for flight in engine.flights.values())
+        assert engine.breaker.state in State
+
     def _check_deeply(self) -> None:
+        running, _ = total(engine.load for engine in self.engines.values())
+        assert running == self.reserved, "a load changed that nobody touched"
         for engine in self.engines.values():
-            engine.load.check()
-            assert engine.load.running == len(engine.flights)
-            assert all(flight.at == engine.name for flight in engine.flights.values())
-            assert engine.breaker.state in State
+            self._check_engine(engine)
             assert (engine.name in self.index.instances()) == engine.is_known_up
         assert self.index.stats().reservations <= len(self.flights)
         if all(engine.is_up == engine.is_known_up for engine in self.engines.values()):  # else the dead are remembered
-            held = sum(len(engine.blocks) for engine in self.engines.values() if engine.is_up)
+            held = sum(engine.held_blocks for engine in self.engines.values() if engine.is_up)
             coming = sum(len(flight.run.hashes) for flight in self.flights.values())
             assert self.index.stats().blocks <= held + coming, "the index knows blocks that nobody holds"
 
@@ -389,8 +366,9 @@ class Simulation:
         for flight in list(self.flights.values()):
             self._leave(flight, failed=False)
             self._end(flight, "cut")
+        self._check_touched()
         self._check_deeply()
         self.index.check()
         assert total(engine.load for engine in self.engines.values()) == (0, 0)
         assert self.index.stats().reservations == 0
-        assert len(self.ended) == self._sent
+        assert self.ended == sum(self.has_ended) == self._sent

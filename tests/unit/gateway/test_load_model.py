@@ -13,6 +13,7 @@ from gateway.policy.load import Load
 from gateway.policy.outputs import OutputLengths
 from gateway.policy.places import Places
 from gateway.policy.reuse import Frontier, ReuseOdds
+from kvstore.page import Tier
 
 _RATES = Rates(prefill=2000.0, host=1e5, disk=1e4, pool=5e3)
 _CALLS = st.lists(st.sampled_from(["answered", "release", "counted"]), max_size=5)
@@ -97,6 +98,36 @@ def test_an_answer_that_shows_no_first_token_does_not_block_the_queue_for_ever()
     assert load.backlog_s(60.0) == 0.0
 
 
+def test_who_fetches_holds_up_nobody() -> None:
+    """A fetch of two seconds is under way, and one waits for the link; two prompts of half a second come after them."""
+    load = Load(EngineCosts(_RATES))
+    fetching = load.reserve(10_000, 0, 0.0, fetch=(0, 0, 10_000, 0))
+    assert load.backlog_s(1.0) == 0, "nobody computes yet"
+    second = load.reserve(5000, 0, 1.0, fetch=(0, 0, 5000, 0))
+    assert (fetching.ready_s, second.ready_s) == pytest.approx((2.0, 3.0))
+    prompts = [load.reserve(980, 980, 1.0) for _ in range(2)]
+    assert load.backlog_s(1.0) == pytest.approx(1.0, abs=0.02)
+    for at, prompt in enumerate(prompts):
+        prompt.answered(1.5 + 0.5 * at)
+    fetching.answered(2.01)
+    assert load.backlog_s(2.5) == 0
+    second.answered(3.01)
+    load.check()
+
+
+def test_fetches_are_learned_where_they_waited_for_nothing() -> None:
+    """The link is twice as fast as believed; every other fetch waits for the one before it."""
+    load, now_s = Load(EngineCosts(_RATES)), 0.0
+    for _ in range(60):
+        first, second = (load.reserve(10_000, 1, now_s, fetch=(0, 0, 9999, 0)) for _ in range(2))
+        first.answered(now_s + 1.01)
+        second.answered(now_s + 2.01)
+        for reservation in (first, second):
+            reservation.release(now_s + 3.0)
+        now_s += 10.0
+    assert load.costs.fetch_s(Fetch(pool=10_000)) == pytest.approx(1.0, rel=0.02)
+
+
 def test_a_fit_never_leaves_the_finite() -> None:
     fit, chance = LinearFit((0.1, 0.0), (0.1, 1.0)), random.Random(4)
     for _ in range(5000):
@@ -128,31 +159,56 @@ def test_odds_fall_with_age_and_tell_when_a_step_is_due() -> None:
 
 
 def test_the_frontier_is_the_age_of_what_goes_now() -> None:
-    frontier, held = Frontier(), set[int]()
-    for number in range(40):
-        held.add(number)
-        if number >= 10:
-            held.discard(number - 10)  # a cache of ten, one step a second
-        frontier.used(f"run-{number}", number, float(number), held.__contains__)
-        if number < 10:
-            assert frontier.age_s == math.inf, "nothing was given up yet"
-    assert frontier.age_s == pytest.approx(10, abs=1.5)
+    """Ten are on the device, one step a second; ten more behind it, then it is nowhere."""
+    frontier, last = Frontier(), 0
+
+    def tier_of(block: int) -> int | None:
+        age = last - block
+        return Tier.DEVICE if age < 10 else Tier.HOST if age < 20 else None
+
+    for last in range(60):
+        frontier.used(f"run-{last}", last, float(last), tier_of)
+        if last < 10:
+            assert frontier.ages_s[Tier.DEVICE] == math.inf, "nothing was given up yet"
+        if last < 20:
+            assert frontier.ages_s[Tier.HOST] == math.inf
+    device_s, host_s, disk_s, pool_s = frontier.ages_s
+    assert device_s == pytest.approx(10, abs=1.5)
+    assert host_s == pytest.approx(20, abs=1.5)
+    assert host_s == disk_s == pool_s, "there are no such tiers"
+
+
+def test_what_is_pushed_out_costs_what_it_takes_to_have_it_again() -> None:
+    """Behind the device of one there is memory, behind that of another nothing. In both, runs come back as often."""
+    places, costs = Places(), EngineCosts(_RATES)
+    fates = {"with memory": Tier.HOST, "without": None}
+    for number in range(100):
+        for name, fate in fates.items():
+            places.begun(f"{name} {number % 3}", 10_000, 0.1, 10.0 * number)
+            places.ended(f"{name} {number % 3}", name, number, 10.0 * number, lambda block, fate=fate: fate)
+    found = {name: places.around(name, Load(costs), None, 1000.0).push_s for name in fates}
+    odds = places.odds.after(10.0)
+    assert odds > 0.5
+    assert found["with memory"][Tier.DEVICE] == pytest.approx(odds / _RATES.host, rel=0.2)
+    assert found["with memory"][Tier.HOST] == 0, "nothing leaves that"
+    assert found["without"][Tier.DEVICE] == pytest.approx(odds * costs.token_s(int(places.mean_prompt) // 2), rel=0.2)
+    assert found["without"][Tier.POOL] < found["without"][Tier.DISK] < found["without"][Tier.HOST]
 
 
 def test_runs_are_expected_where_they_were() -> None:
-    places, now_s = Places(), 0.0
+    places, load, now_s = Places(), Load(EngineCosts(_RATES)), 0.0
     for _ in range(200):  # one run steps every five seconds at a
-        places.begun("busy", 0.5, now_s)
-        places.ended("busy", "a", 1, now_s + 1, lambda block: True)
+        places.begun("busy", 1000, 0.5, now_s)
+        places.ended("busy", "a", 1, now_s + 1, lambda block: Tier.DEVICE)
         now_s += 5.0
     assert not places.is_new("busy")
     assert places.is_new("other")
     here, there = places.place("a"), places.place("b")
-    places.look(here, 0, now_s - 4)
-    places.look(there, 0, now_s - 4)
+    places.look(here, load, now_s - 4)
+    places.look(there, load, now_s - 4)
     assert here.due_rate > 0.03
     assert there.due_rate == 0
-    places.begun("busy", 0.5, now_s)
-    places.look(here, 0, now_s)
+    places.begun("busy", 1000, 0.5, now_s)
+    places.look(here, load, now_s)
     assert here.due_rate == 0, "its step is there"
     assert places.mean_square_s == pytest.approx(0.25, rel=0.2)

@@ -104,10 +104,31 @@ def test_a_decision_is_exact_only_for_hashed_prompts_on_whole_feeds() -> None:
 
 
 def test_what_is_pushed_out_counts_only_where_it_would_come_back() -> None:
-    full, half_dead = Surroundings(reuse_odds=0.9), Surroundings(reuse_odds=0.1)
+    full, half_dead = Surroundings(push_s=(9e-4, 9e-4, 9e-4, 9e-4)), Surroundings(push_s=(1e-4, 1e-4, 1e-4, 1e-4))
     views = _view("full", queued=10, around=half_dead), _view("fuller", around=full)
     assert _chosen(*views) == "full"
     assert _chosen(views[0], structs.replace(views[1], around=Surroundings())) == "fuller"
+
+
+def test_what_is_only_moved_to_memory_that_is_near_hardly_counts() -> None:
+    """The slower tiers give up what would have to be computed again; so what comes to these as well costs more."""
+    around = Surroundings(push_s=(1e-3, 9e-4, 0.0, 0.0))
+    known, new = _view("known", (0, 3200, 0, 0), around=around), _view("new", around=around)
+    costs = [candidate.cost_ns for candidate in _decided(known, new).candidates]
+    ttfts = [candidate.expected_ttft_ns for candidate in _decided(known, new).candidates]
+    pushed_s = [(cost - ttft) / 1e9 for cost, ttft in zip(costs, ttfts, strict=True) if cost is not None]
+    assert pushed_s == pytest.approx([4000 * 1e-3 - 3200 * 9e-4, 4000 * 1e-3])
+
+
+def test_of_equals_the_one_is_taken_that_did_less_lately() -> None:
+    busy, rested = _view("busy"), _view("rested")
+    for view, tokens in ((busy, 5000), (rested, 3000)):
+        reservation = view.load.reserve(tokens, tokens, -60.0)
+        reservation.answered(tokens / 1000 - 60.0)
+        reservation.release(-30.0)
+    assert {_chosen(busy, rested), _chosen(rested, busy)} == {"rested"}
+    warm = structs.replace(busy, hit_tokens=(3200, 0, 0, 0))
+    assert _chosen(warm, rested) == "busy", "it weighs little"
 
 
 def test_a_large_prompt_keeps_away_from_where_steps_are_due() -> None:
