@@ -41,6 +41,7 @@ _Form = TypeVar("_Form", bound=msgspec.Struct)
 _Found = TypeVar("_Found")
 
 AnswerHeader = Literal["run", "step", "instance", "hit", "predicted-hit", "cost"]
+RepairPolicy = Literal["drop-attribution", "sort-tools", "canonical-keys", "move-volatile-lines"]
 
 
 class NewKeyForm(msgspec.Struct, forbid_unknown_fields=True):
@@ -52,8 +53,15 @@ class NewKeyForm(msgspec.Struct, forbid_unknown_fields=True):
     roles: list[Role] = msgspec.field(default_factory=lambda: [Role.USER])
     models: list[str] | None = None
     answer_headers: list[AnswerHeader] | None = None
+    repairs: list[RepairPolicy] = msgspec.field(default_factory=list)
     note: str = ""
     expires_at: str | None = None  # a moment, or a span from now
+
+
+class RepairsForm(msgspec.Struct, forbid_unknown_fields=True):
+    """The policies of prefix repair that see to what a key sends."""
+
+    repairs: list[RepairPolicy]
 
 
 class RotationForm(msgspec.Struct, forbid_unknown_fields=True):
@@ -111,6 +119,7 @@ class AccessApi:
             web.get(f"{ROOT}/keys", self._list_keys),
             web.post(f"{ROOT}/keys", self._create_key),
             web.get(f"{ROOT}/keys/{{id}}", self._show_key),
+            web.put(f"{ROOT}/keys/{{id}}/repairs", self._set_repairs),
             web.post(f"{ROOT}/keys/{{id}}/rotate", self._rotate_key),
             web.post(f"{ROOT}/keys/{{id}}/revoke", self._revoke_key),
             web.get(f"{ROOT}/tenants", self._list_tenants),
@@ -145,12 +154,18 @@ class AccessApi:
             None if form.answer_headers is None else tuple(form.answer_headers),
             form.note,
             None if form.expires_at is None else _told(moment_ns, form.expires_at, time.time_ns()),
+            tuple(form.repairs),
         )
         return _with_secret(*await self._change(lambda: self._store.create_key(new, actor)), status=201)
 
     async def _show_key(self, request: web.Request) -> web.Response:
         key = await self._ask(request, lambda: self._store.key(request.match_info["id"]))
         return _answer({"key": shown_key(key)})
+
+    async def _set_repairs(self, request: web.Request) -> web.Response:
+        actor, form, key_id = self._actor(request), await _form(request, RepairsForm), request.match_info["id"]
+        changed = await self._change(lambda: self._store.set_repairs(key_id, form.repairs, actor))
+        return _answer({"key": shown_key(changed)})
 
     async def _rotate_key(self, request: web.Request) -> web.Response:
         actor, form = self._actor(request), await _form(request, RotationForm)

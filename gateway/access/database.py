@@ -32,6 +32,8 @@ TABLES = (
   digest TEXT PRIMARY KEY, key_id TEXT NOT NULL, prefix TEXT NOT NULL, created_ns BIGINT NOT NULL,
   expires_ns BIGINT)""",
     "CREATE INDEX IF NOT EXISTS access_secrets_by_key ON access_secrets (key_id)",
+    """CREATE TABLE IF NOT EXISTS access_repairs (
+  key_id TEXT NOT NULL, policy TEXT NOT NULL, PRIMARY KEY (key_id, policy))""",
     """CREATE TABLE IF NOT EXISTS access_aliases (
   level TEXT NOT NULL, subject TEXT NOT NULL, name TEXT NOT NULL, model TEXT NOT NULL,
   PRIMARY KEY (level, subject, name))""",

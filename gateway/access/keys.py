@@ -56,6 +56,7 @@ def _caller(stored: StoredKey, snapshot: Snapshot, fixed: Rules, currency: str) 
             rights=rights_of(stored.roles),
             limits=limits_of(identity, fixed),
             shows=None if stored.shows is None else frozenset(stored.shows),
+            repairs=stored.repairs,
         ),
         snapshot,
         currency,

@@ -24,7 +24,7 @@ _TRIGGERS = (
 )
 _GRANTS = (
     "GRANT SELECT, INSERT, UPDATE, DELETE ON access_state, access_tenants, access_teams, access_keys, access_secrets,"
-    " access_aliases, access_limits TO {role}",
+    " access_repairs, access_aliases, access_limits TO {role}",
     "GRANT SELECT, INSERT ON access_audit TO {role}",
 )
 
@@ -45,7 +45,7 @@ class PostgresAccess:
         """Connect."""
         session = PostgresSession(_connect(self.url, self.name), self.name)
         try:
-            if not session.query("SELECT to_regclass('access_audit') IS NOT NULL")[0][0]:
+            if not session.query("SELECT to_regclass('access_repairs') IS NOT NULL")[0][0]:
                 if not self.makes_tables:
                     raise AccessError(f"{self.name} has no tables for keys: 'keepwarm ledger migrate' makes them")
                 _make(session)

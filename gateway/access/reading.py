@@ -23,6 +23,7 @@ from gateway.access.records import (
 )
 from gateway.access.roles import Role
 from gateway.limits.rules import Level, Outage
+from gateway.repair.policies import in_order
 
 _KEY_COLUMNS = "id, tenant, team, roles, models, shows, note, created_ns, expires_ns, revoked_ns"
 
@@ -46,6 +47,11 @@ def read_keys(session: AccessSession, *, key_id: str | None = None, tenant: str 
         {"id": key_id} if key_id is not None else {},
     ):
         notes[owner].append(SecretNote(prefix, created_ns, expires_ns))
+    repairs = defaultdict[str, list[str]](list)
+    for owner, policy in session.query(
+        f"SELECT key_id, policy FROM access_repairs{one}", {"id": key_id} if key_id is not None else {}
+    ):
+        repairs[owner].append(policy)
     lines = session.query(f"SELECT {_KEY_COLUMNS} FROM access_keys{where} ORDER BY id", values)
     return [
         StoredKey(
@@ -60,6 +66,7 @@ def read_keys(session: AccessSession, *, key_id: str | None = None, tenant: str 
             expires_ns=line[8],
             revoked_ns=line[9],
             secrets=tuple(notes[line[0]]),
+            repairs=in_order(repairs[line[0]]),
         )
         for line in lines
     ]

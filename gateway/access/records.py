@@ -91,6 +91,7 @@ class StoredKey:
     expires_ns: int | None
     revoked_ns: int | None
     secrets: tuple[SecretNote, ...] = ()
+    repairs: tuple[str, ...] = ()  # policies of prefix repair
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ class NewKey:
     shows: tuple[str, ...] | None = None
     note: str = ""
     expires_ns: int | None = None
+    repairs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ def shown_key(key: StoredKey) -> Json:
         "roles": [role.value for role in key.roles],
         "models": None if key.models is None else list(key.models),
         "answer_headers": None if key.shows is None else list(key.shows),
+        "repairs": list(key.repairs),
         "note": key.note,
         "created_at": moment_text(key.created_ns),
         "expires_at": moment_text(key.expires_ns),

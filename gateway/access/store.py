@@ -44,6 +44,7 @@ from gateway.access.records import (
 )
 from gateway.identity import digest_of, new_secret
 from gateway.limits.rules import Level
+from gateway.repair.policies import in_order
 
 PREFIX_CHARS = 10
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -134,8 +135,10 @@ class AccessStore:
                 },
             )  # fmt: skip
             secret = _add_secret(change, new.id)
+            repairs = _put_repairs(change.session, new.id, new.repairs)
             roles = [role.value for role in new.roles]
-            change.told("key.create", new.id, tenant=new.tenant, team=new.team, roles=roles, expires_ns=new.expires_ns)
+            change.told("key.create", new.id, tenant=new.tenant, team=new.team, roles=roles, repairs=repairs,
+                        expires_ns=new.expires_ns)  # fmt: skip
             return _the_key(change.session, new.id), secret
 
     def rotate_key(self, key_id: str, overlap_s: float, actor: Actor) -> tuple[StoredKey, str]:
@@ -162,6 +165,13 @@ class AccessStore:
                 {"id": key_id, "now": change.at_ns},
             )
             change.told("key.revoke", key_id)
+            return _the_key(change.session, key_id)
+
+    def set_repairs(self, key_id: str, repairs: Collection[str], actor: Actor) -> StoredKey:
+        """Let these policies of prefix repair, and no others, see to what a key sends."""
+        with self._changing(actor) as change:
+            _the_key(change.session, key_id)
+            change.told("key.repair", key_id, repairs=_put_repairs(change.session, key_id, repairs))
             return _the_key(change.session, key_id)
 
     # --- tenants and teams ---
@@ -296,6 +306,18 @@ def _add_secret(change: _Change, key_id: str) -> str:
         {"digest": digest_of(secret), "id": key_id, "prefix": secret[:PREFIX_CHARS], "now": change.at_ns},
     )
     return secret
+
+
+def _put_repairs(session: AccessSession, key_id: str, repairs: Collection[str]) -> tuple[str, ...]:
+    try:
+        policies = in_order(repairs)
+    except KeyError as error:
+        raise AccessRefused(f"there is no policy {error.args[0]!r} of prefix repair") from None
+    session.execute("DELETE FROM access_repairs WHERE key_id = :id", {"id": key_id})
+    for policy in policies:
+        row = {"id": key_id, "policy": policy}
+        session.execute("INSERT INTO access_repairs (key_id, policy) VALUES (:id, :policy)", row)
+    return policies
 
 
 def _the_key(session: AccessSession, key_id: str) -> StoredKey:

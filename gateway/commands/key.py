@@ -14,6 +14,7 @@ from gateway.access.store import AccessStore
 from gateway.access.words import moment_ns, span_s
 from gateway.identity import digest_of, new_secret
 from gateway.limits.rules import Level
+from gateway.repair.policies import POLICIES
 
 _COLUMNS = ("id", "tenant", "team", "roles", "models", "expires_at", "revoked_at", "note")
 
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     create.add_argument("--role", action="append", choices=[role.value for role in Role], help="may be repeated")
     create.add_argument("--model", action="append", metavar="NAME", help="may use only these (default: all)")
     create.add_argument("--expires", metavar="WHEN", help="2027-01-31, or a span from now: 90d")
+    create.add_argument("--repair", action="append", default=[], choices=list(POLICIES), help="may be repeated")
     create.add_argument("--note", default="", help="what it is for")
     listing = actions.add_parser("list", help="list keys, revoked ones included")
     listing.add_argument("--tenant", help="only this tenant's")
@@ -35,15 +37,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     revoke = actions.add_parser("revoke", help="end a key for good, within a second in every gateway")
     limit = actions.add_parser("limit", help="set what a key may take; without options show it")
     add_limits(limit)
+    repair = actions.add_parser("repair", help="set the policies of prefix repair for what a key sends")
     alias = actions.add_parser("alias", help="let a name mean another model for this key")
-    for action in (shown, rotate, revoke, limit, alias):
+    for action in (shown, rotate, revoke, limit, repair, alias):
         action.add_argument("id", help="the key's public name")
+    repair.add_argument("policy", nargs="*", metavar="POLICY", help=f"of {', '.join(POLICIES)}; none: no repair")
     alias.add_argument("name", help="what the key's clients ask for")
     alias.add_argument("model", nargs="?", help="what they get; without it the alias is removed")
     entry = actions.add_parser("settings", help="make a key for the settings file, and print its entry there")
     _add_whose(entry)
     entry.add_argument("--admin", action="store_true", help="with the role admin")
-    for action in (create, listing, shown, rotate, revoke, limit, alias):
+    for action in (create, listing, shown, rotate, revoke, limit, repair, alias):
         add_place(action)
 
 
@@ -66,7 +70,8 @@ def _do(args: argparse.Namespace, store: AccessStore, actor: Actor) -> None:
             roles = tuple(Role(role) for role in args.role or ("user",))
             expires_ns = None if args.expires is None else moment_ns(args.expires, time.time_ns())
             models = models_of(args.model)
-            new = NewKey(args.id, args.tenant, args.team, roles, models, note=args.note, expires_ns=expires_ns)
+            new = NewKey(args.id, args.tenant, args.team, roles, models, note=args.note, expires_ns=expires_ns,
+                         repairs=tuple(args.repair))  # fmt: skip
             _show_secret(args, *store.create_key(new, actor))
         case "list":
             show(args, "keys", [shown_key(key) for key in store.keys(args.tenant)], _COLUMNS)
@@ -76,6 +81,8 @@ def _do(args: argparse.Namespace, store: AccessStore, actor: Actor) -> None:
             _show_secret(args, *store.rotate_key(args.id, span_s(args.overlap), actor))
         case "revoke":
             show_one(args, "key", shown_key(store.revoke_key(args.id, actor)))
+        case "repair":
+            show_one(args, "key", shown_key(store.set_repairs(args.id, args.policy, actor)))
         case "limit":
             set_limits(args, store, Subject(Level.KEY, args.id), actor)
         case _:

@@ -8,6 +8,7 @@ from gateway.access.records import LimitKind, Period
 from gateway.access.roles import Role
 from gateway.limits.rules import Level, Outage
 from gateway.openapi.schemas import STRING, TEXT, Schema, listed, maybe, members, ref
+from gateway.repair.policies import POLICIES
 
 _NAME: Schema = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}
 _MOMENT = maybe(STRING)
@@ -24,6 +25,7 @@ _LEVEL: Schema = {"enum": [level.value for level in Level]}
 _KIND: Schema = {"enum": [kind.value for kind in LimitKind]}
 _PERIOD: Schema = {"enum": [period.value for period in Period]}
 _OUTAGE: Schema = {"enum": [outage.value for outage in Outage]}
+_REPAIR: Schema = {"enum": list(POLICIES)}
 _FLAG: Schema = {"type": "boolean"}
 _ROLES = listed({"enum": [role.value for role in Role]}, minItems=1)
 _AMOUNT: Schema = {
@@ -40,9 +42,11 @@ ADMIN_SCHEMAS: Mapping[str, Schema] = {
         {"id": _NAME},
         {
             "tenant": _NAME, "team": _NAME, "roles": _ROLES, "models": _MODELS,
-            "answer_headers": maybe(listed(_SHOWN)), "note": STRING, "expires_at": _WHEN,
+            "answer_headers": maybe(listed(_SHOWN)), "repairs": listed(_REPAIR), "note": STRING,
+            "expires_at": _WHEN,
         },
     ),
+    "Repairs": _strict({"repairs": listed(_REPAIR)}),
     "Rotation": _strict({}, {"overlap": {"type": "string", "pattern": "^[0-9]{1,6}[smhdw]?$"}}),
     "Group": _strict({}, {"models": _MODELS, "disabled": _FLAG}),
     "NewLimit": _strict(
@@ -52,7 +56,8 @@ ADMIN_SCHEMAS: Mapping[str, Schema] = {
     "Alias": _strict({"level": _LEVEL, "subject": TEXT, "name": TEXT, "model": TEXT}),
     "Key": members(
         {
-            "id": _NAME, "tenant": STRING, "team": STRING, "roles": _ROLES, "models": _MODELS, "note": STRING,
+            "id": _NAME, "tenant": STRING, "team": STRING, "roles": _ROLES, "models": _MODELS,
+            "repairs": listed(_REPAIR), "note": STRING,
             "created_at": STRING, "expires_at": _MOMENT, "revoked_at": _MOMENT,
             "secrets": listed(members({"prefix": STRING, "created_at": STRING, "expires_at": _MOMENT})),
         }
@@ -98,6 +103,9 @@ def admin_paths() -> dict[str, dict[str, Schema]]:
             "post": _says("KeyWithSecret", "Make a key; its secret is shown this once", body="NewKey", status="201"),
         },
         "/admin/v1/keys/{id}": {"get": _says("OneKey", "One key", [_ID])},
+        "/admin/v1/keys/{id}/repairs": {
+            "put": _says("OneKey", "Set the policies of prefix repair for what it sends", [_ID], body="Repairs")
+        },
         "/admin/v1/keys/{id}/rotate": {
             "post": _says("KeyWithSecret", "Give it a new secret; what it has stays good for a while", [_ID],
                           body="Rotation")

@@ -16,7 +16,7 @@ Nothing but the member at hand is touched; in it order changes; numbers, escapes
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 
 from gateway.protocols.form import Form, scan_text
@@ -104,6 +104,13 @@ POLICIES: Mapping[str, Policy] = {
     "move-volatile-lines": move_volatile_lines,
 }
 """By name, in the order in which they are applied."""
+
+
+def in_order(names: Collection[str]) -> tuple[str, ...]:
+    """Return the names of policies, each once, as they are applied. Raises ``KeyError`` for another name."""
+    for name in names:
+        POLICIES[name]
+    return tuple(name for name in POLICIES if name in names)
 
 
 @lru_cache(maxsize=64)

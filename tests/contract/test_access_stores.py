@@ -74,6 +74,7 @@ def test_every_change_makes_the_version_larger_and_is_noted_once(store: AccessSt
         lambda: store.rotate_key("agent", 60, ME),
         lambda: store.set_limit(limit(LimitKind.TOKENS, 1, Period.MINUTE), ME),
         lambda: store.remove_limit(AGENT, LimitKind.TOKENS, Period.MINUTE, ME),
+        lambda: store.set_repairs("agent", ["sort-tools"], ME),
         lambda: store.revoke_key("agent", ME),
     ):
         change()
@@ -81,8 +82,8 @@ def test_every_change_makes_the_version_larger_and_is_noted_once(store: AccessSt
     assert versions == sorted(set(versions))
     assert len(store.audit()) == len(versions) - 1
     newest = store.audit(2)
-    assert [entry.action for entry in newest] == ["key.revoke", "limit.remove"]
-    assert [entry.action for entry in store.audit(1, before=newest[-1].seq)] == ["limit.set"]
+    assert [entry.action for entry in newest] == ["key.revoke", "key.repair"]
+    assert [entry.action for entry in store.audit(1, before=newest[-1].seq)] == ["limit.remove"]
 
 
 def test_what_is_refused_changes_nothing(store: AccessStore) -> None:
@@ -99,10 +100,28 @@ def test_what_is_refused_changes_nothing(store: AccessStore) -> None:
         lambda: store.set_limit(limit(LimitKind.TOKENS, -1, Period.MINUTE), ME),
         lambda: store.remove_limit(AGENT, LimitKind.TOKENS, Period.MINUTE, ME),
         lambda: store.set_alias(AGENT, "fast", None, ME),
+        lambda: store.create_key(NewKey("x", repairs=("tidy-up",)), ME),
+        lambda: store.set_repairs("agent", ["tidy-up"], ME),
+        lambda: store.set_repairs("nobody", ["sort-tools"], ME),
     ):
         with pytest.raises(AccessRefused):
             refused()
     assert (store.version(), len(store.audit())) == (version, entries)
+
+
+def test_prefix_repair_is_a_keys_own_and_applied_in_one_order(store: AccessStore) -> None:
+    store.create_key(NewKey("plain"), ME)
+    key, _ = store.create_key(NewKey("agent", repairs=("canonical-keys", "sort-tools", "sort-tools")), ME)
+    assert key.repairs == ("sort-tools", "canonical-keys")
+
+    def callers() -> dict[str, tuple[str, ...]]:
+        return {made.caller.identity.key_id: made.caller.repairs for made in stored_keys(store.snapshot(), {}, "EUR")}
+
+    assert callers() == {"plain": (), "agent": ("sort-tools", "canonical-keys")}
+    store.set_alias(AGENT, "fast", "n", ME)  # a caller with something of its own is made anew
+    assert callers()["agent"] == ("sort-tools", "canonical-keys")
+    assert store.set_repairs("agent", [], ME).repairs == ()
+    assert callers() == {"plain": (), "agent": ()}
 
 
 def test_secrets_end_with_the_overlap_and_with_their_key(store: AccessStore) -> None:
