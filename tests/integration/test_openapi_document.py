@@ -48,6 +48,7 @@ ADMINISTERED: list[tuple[str, str, Json | None]] = [
     ("post", "/admin/v1/keys", {"id": "m", "tenant": "acme", "team": "red", "expires_at": "90d"}),
     ("get", "/admin/v1/keys", None),
     ("get", "/admin/v1/keys/{id}", None),
+    ("put", "/admin/v1/keys/{id}/repairs", {"repairs": ["sort-tools"]}),
     ("post", "/admin/v1/keys/{id}/rotate", {"overlap": "1h"}),
     ("put", "/admin/v1/limits", {"level": "key", "subject": "m", "kind": "tokens", "amount": 1000}),
     ("get", "/admin/v1/limits", None),
