@@ -7,6 +7,7 @@ read that hangs in the kernel, or comes late, or was cancelled, never writes int
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -25,7 +26,8 @@ from kvstore.tiers.base import Found, Page, PageTier
 log = logging.getLogger(__name__)
 
 OnRead = Callable[[Tier, int, float], None]
-"""Told of each read below the host: the tier, the bytes that it brought, the seconds that it took."""
+"""Told of each read below the host: the tier, the bytes that it brought, the seconds that it took. One whose caller's
+time was up is told of twice: at once, as having taken for ever, and when it has come to an end."""
 
 
 class Target(Protocol):
@@ -76,6 +78,7 @@ class _Job:
     future: Future[list[Tier | None]] = field(default_factory=Future)
     lock: threading.Lock = field(default_factory=threading.Lock)
     started: bool = False
+    reading: Tier | None = None  # below the host, at this moment
 
     def start(self) -> bool:
         """From here on the future cannot be cancelled; ``False`` if it is cancelled or complete already."""
@@ -221,7 +224,9 @@ class Fetcher:
             places = [place for place in places if job.filled[place] is None]
             if not places or job.future.done():
                 break
+            job.reading = tier.tier if tier.tier > Tier.HOST else None
             answers = self._read(tier, [job.keys[place] for place in places], [rows[place] for place in places])
+            job.reading = None
             with job.lock:
                 for place, answer in zip(places, answers, strict=True):
                     if answer is None:
@@ -264,6 +269,8 @@ class Fetcher:
                     due = [heappop(self._due)[2]]
             for job in due:
                 job.finish()
+                if (tier := job.reading) is not None and self._on_read is not None and not self._closed:
+                    self._on_read(tier, 0, math.inf)
             if self._closed:
                 return
 

@@ -20,6 +20,7 @@ the tiers of which somebody should read a little, with no request waiting for it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -154,10 +155,10 @@ class FetchWorth:
         return self._tiers[tier].fit.rate
 
     def fetched(self, tier: Tier, moved_bytes: int, took_s: float, now_s: float) -> None:
-        """A read of the tier brought so many bytes (0 for none) in this time."""
+        """A read of the tier brought so many bytes (0 for none) in this time, infinite when it was given up."""
         state, allowed = self._tiers[tier], self.options.allowed
         state.measured_s, state.refused_pages = now_s, 0
-        if allowed is not None and took_s >= allowed.seconds(moved_bytes):
+        if math.isinf(took_s) or (allowed is not None and took_s >= allowed.seconds(moved_bytes)):
             state.is_late = True  # how fast it is, nobody knows
             return
         state.is_late = state.is_late and not moved_bytes

@@ -35,7 +35,7 @@ from tests.samples.slow_way import SlowWay
 
 PAGES = 32
 PAGE_S = 0.004
-PROMPTS = 24
+PROMPTS = 32
 PACES = (0.1, 0.5, 2.0, 10.0)
 MOST = 1.1
 USED_BELOW = 0.4

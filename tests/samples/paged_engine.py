@@ -122,6 +122,7 @@ class PagedEngine:
         self.scheduler.track(request)
         offered = self.scheduler.offer(request, 0)
         while offered is None:  # the pool has not answered
+            time.sleep(0)  # vLLM's scheduler is another process than what is waited for
             offered = self.scheduler.offer(request, 0)
         ids = [self._free.pop() for _ in range(-(-request.num_tokens // BLOCK))]
         self.scheduler.allocated(request, ids, offered * BLOCK)

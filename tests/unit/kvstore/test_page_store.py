@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -126,6 +127,18 @@ def test_a_medium_that_hangs_costs_one_deadline_and_writes_nothing_afterwards(fi
     store.close()  # waits for the read that hung
     assert filled.stats().hits == 3
     assert [bytes(buffer) for buffer in out] == [bytes(PAGE)] * 3
+
+
+def test_a_read_that_is_given_up_is_told_of_at_once_and_when_it_has_ended(filled: GatedTier) -> None:
+    told: list[tuple[Tier, int, float]] = []
+    store = PageStore([filled], PageStoreOptions(get_s=Allowance(0.02)), on_read=lambda *read: told.append(read))
+    assert store.get(KEYS, buffers(3)) == [None] * 3
+    while not told:  # the deadline's thread tells when it has answered
+        pass
+    assert told == [(Tier.DISK, 0, math.inf)]
+    filled.gate.set()
+    store.close()
+    assert [read[:2] for read in told[1:]] == [(Tier.DISK, 3 * PAGE)]
 
 
 def test_two_who_want_a_page_cost_one_read(filled: GatedTier) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from kvstore.deadline import Allowance
@@ -181,3 +183,11 @@ def test_who_waits_is_as_patient_as_computing_takes() -> None:
     assert worth(1000.0).patience_s(100, 16) == pytest.approx(1.6)
     assert worth(1000.0, margin=0.5).patience_s(100, 16) == pytest.approx(3.2)
     assert worth(1000.0).patience_s(1, 16) == pytest.approx(0.1)
+
+
+def test_a_read_that_was_given_up_is_late_until_it_has_come_to_an_end() -> None:
+    subject = worth()
+    subject.fetched(Tier.POOL, 0, math.inf, now_s=0.0)
+    assert leading(subject, [Tier.POOL] * 8) == 0
+    subject.fetched(Tier.POOL, 8 * MIB, 0.05, now_s=1.0)
+    assert leading(subject, [Tier.POOL] * 8) == 8
