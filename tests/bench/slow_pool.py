@@ -65,7 +65,14 @@ class Sglang:
     def __init__(self, options: dict[str, Any], name: str) -> None:
         self._host = FakeHostPool(pages=2 * PAGES)
         self.page_bytes = self._host.page_bytes
-        given = {"interface_v1": 1, "weights_id": "bench", "buffer_gb": 0.01, "host_gb": 0.001, **options}
+        given = {
+            "interface_v1": 1,
+            "weights_id": "bench",
+            "buffer_gb": 0.01,
+            "host_gb": 0.001,
+            "pool_gb": 0.01,
+            **options,
+        }
         self._backend = Backend(FakeConfig(given, model_name=name), {}, facts=FACTS)
         self._backend.register_mem_pool_host(self._host)
         self._backend.on_host_pools_registered()
@@ -104,7 +111,7 @@ class Vllm:
     page_bytes = PAGE_BYTES
 
     def __init__(self, options: dict[str, Any], name: str) -> None:
-        given = read_options({"host_gb": 4 * PAGES * PAGE_BYTES / 1e9, **options})
+        given = read_options({"host_gb": 4 * PAGES * PAGE_BYTES / 1e9, "pool_gb": 0.01, **options})
 
         def tiers(layout: PageLayout) -> list[PageTier]:
             return open_tiers(given, layout)
