@@ -19,8 +19,9 @@ from engine_adapter.http import READ_BYTES
 
 _MAX_HEAD_BYTES = 1 << 16
 _NO_BODY = frozenset({204, 304})
-_ACKED_AT, _INFO_BYTES = 120, 128
-"""Where the kernel's ``struct tcp_info`` (linux/tcp.h) has ``tcpi_bytes_acked``, 8 bytes; the SYN counts as one."""
+_ACKED_AT, _INFO_BYTES, _ESTABLISHED = 120, 128, 1
+"""Where the kernel's ``struct tcp_info`` (linux/tcp.h) has ``tcpi_bytes_acked``, 8 bytes, where the SYN counts as one;
+and what ``tcpi_state``, its first byte, is while neither side has said its last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +182,12 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             raise NotDelivered("no answer: the connection was closed")
-        self._is_reused = self._sent_bytes > 0
-        self._acked_before = _acked_bytes(transport) if self.origin.is_tls else 1 + self._sent_bytes
+        self._is_reused, self._acked_before = self._sent_bytes > 0, 1 + self._sent_bytes
+        if self.origin.is_tls:  # whose own bytes nobody has counted, and whose end is not always told
+            state, self._acked_before = _wire(transport)
+            if state not in (_ESTABLISHED, None):
+                self.cut()
+                raise NotDelivered("no answer: the other side had closed the connection")
         self._sent_bytes += len(head) + len(body)
         self._response, self._head_bytes, self._is_until_close = WireResponse(self), 0, False
         self._waiter = self.loop.create_future()
@@ -253,13 +258,13 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> None:
         """The other side says nothing more; the transport closes then."""
         if self._awaits_head and self._transport is not None:
-            self._acked_at_end = _acked_bytes(self._transport)
+            _, self._acked_at_end = _wire(self._transport)
 
     def connection_lost(self, error: Exception | None) -> None:
         """It is gone. An answer without a length ends so; any other is broken."""
         self._client.lost(self)
-        if isinstance(error, BrokenPipeError):  # a write met an end that nobody had read yet
-            self.eof_received()
+        if isinstance(error, BrokenPipeError) and not self.origin.is_tls:  # a write met an end that nobody had read yet
+            self.eof_received()  # the descriptor is still the connection's; under TLS it may be somebody else's by now
         self._transport = None
         if self._response is not None and self._is_until_close and error is None:
             self._finish()
@@ -343,12 +348,16 @@ class Connection(asyncio.Protocol):
         return UpstreamBroken(f"the answer broke off: {why}")
 
 
-def _acked_bytes(transport: asyncio.BaseTransport) -> int | None:
-    """Return how much of what was sent the other side's kernel has acknowledged; ``None`` where no one can tell."""
-    if sys.platform != "linux":
-        return None
+def _wire(transport: asyncio.BaseTransport) -> tuple[int | None, int | None]:
+    """Return the state of a TCP connection and how much of what was sent the other side's kernel has acknowledged;
+    ``None`` where no one can tell."""
+    wire = transport.get_extra_info("socket")
+    if wire is None or sys.platform != "linux":
+        return None, None
     try:
-        told = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        told = wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     except OSError:
-        return None
-    return None if len(told) < _INFO_BYTES else int.from_bytes(told[_ACKED_AT:_INFO_BYTES], sys.byteorder)
+        return None, None
+    if len(told) < _INFO_BYTES:
+        return None, None
+    return told[0], int.from_bytes(told[_ACKED_AT:_INFO_BYTES], sys.byteorder)

@@ -6,8 +6,12 @@ import asyncio
 import contextlib
 import itertools
 import socket
+import ssl
 import struct
+import subprocess
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -269,6 +273,53 @@ async def test_a_connection_that_was_closed_while_idle_costs_nothing(size: int, 
             body = b"{" + b" " * (size - 2) + b"}"
             assert await asked_twice(doorman, client, body, close) == 200
             assert doorman.requests == 2
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-keyout", key, "-out", cert, "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return cert, key
+
+
+@pytest.mark.parametrize("size", [2, 1_000_000])
+async def test_so_it_is_under_tls(size: int, certificate: tuple[Path, Path]) -> None:
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+    answered, is_answered = list[ssl.SSLSocket](), threading.Event()
+
+    def serve(context: ssl.SSLContext) -> None:
+        for _ in range(2):
+            connection = context.wrap_socket(listener.accept()[0], server_side=True)
+            data = b""
+            while not data.endswith(b"}"):
+                data += connection.recv(1 << 20)
+            connection.sendall(answer)
+            answered.append(connection)
+            is_answered.set()
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = threading.Thread(target=serve, args=(context,), daemon=True)
+        serving.start()
+        url = f"https://localhost:{listener.getsockname()[1]}/"
+        async with WireClient() as client:
+            client._tls = ssl.create_default_context(cafile=certificate[0])
+            first = await client.request("POST", url, {}, b"{}")
+            await first.read_all(10)
+            first.close()
+            assert await asyncio.to_thread(is_answered.wait, 10)
+            answered[0].close()  # and the client's loop, which does not run now, has not seen it
+            second = await client.request("POST", url, {}, b"{" + b" " * (size - 2) + b"}")
+            assert second.status == 200
+            second.close()
+        serving.join(10)
+        answered[1].close()
 
 
 @pytest.mark.parametrize("resets", [False, True])
