@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from gateway.policy.costs import Fetch
 from gateway.policy.load import Load
 
@@ -69,7 +71,7 @@ class Surroundings(NamedTuple):
     capacity_tokens: float | None = None
 
 
-class Price(NamedTuple):
+class Price(msgspec.Struct, frozen=True, gc=False):  # one for every instance at every decision
     """``ttft_s``: the expected time to the first token; ``cost_s``: with what others will wait for it.
 
     ``fetch``: what is read instead of computed, ``None`` for nothing; ``new_tokens``: what is computed.
@@ -109,42 +111,52 @@ def prices(
 
     ``source``: the position of the instance whose device others can pull pages from; ``None`` where they can't.
     """
-    count = len(offers)
-    mean_due = sum([offer.around.due_rate for offer in offers]) / count
-    idle_share = 1 - sum([offer.load.busy_share for offer in offers]) / count
-    mean_lately_s = sum([offer.load.lately_s for offer in offers]) / count
+    count, per_offer = len(offers), 1 / len(offers)
+    due_rates = [offer.around.due_rate for offer in offers]
+    lately_s = [offer.load.lately_s for offer in offers]
+    mean_due = sum(due_rates) * per_offer
+    idle_share = 1 - sum([offer.load.busy_share for offer in offers]) * per_offer
+    evenly = weights.balance * count / total_s if (total_s := sum(lately_s)) else 0.0
+    uneven_s = total_s * per_offer * _MOST_UNEVEN
     pullable = offers[source].hit_tokens[0] if source is not None else 0
-    decode_weight = weights.decode * idle_share**weights.idle
+    decode_weight = weights.decode * idle_share**weights.idle * asked.output_tokens
     prompt, output = asked.prompt_tokens, asked.output_tokens
     further = weights.further * min(asked.further_steps, _MOST_FURTHER_STEPS) * 0.5 * asked.mean_square_s
     moving = weights.moving if asked.has_home else 0.0
+    own_share, fleet_rate = weights.arrivals * weights.own_share, weights.arrivals * (1 - weights.own_share) * mean_due
     half_context = 0.5 * (prompt + 0.5 * output)
-    read_s = 0.0
-    of_costs = None
+    of_costs, read_s, overhead_s, token_s, grown_s, beside_s = None, 0.0, 0.0, 0.0, 0.0, 0.0
     found = []
     for at, offer in enumerate(offers):
         load, hits, (due, push, capacity) = offer.load, offer.hit_tokens, offer.around
         if load.costs is not of_costs:
             of_costs, read_s = load.costs, load.costs.read_s
+            overhead_s, token_s, grown_s, beside_s = load.costs.prompts.weights
         wait_s = backlog_s = load.backlog_s(now_s) if load.queued_s else 0.0
         if capacity is not None and load.held_tokens + prompt + output > capacity:
             wait_s += _memory_wait_s(load, prompt + output, capacity)
         context = hits[0] + offer.pending_tokens
-        work_s, new, fetch = load.prompt_s(prompt - context, context), prompt - context, None
+        new, fetch = prompt - context, None
+        # ``load.prompt_s(new, context)``, which is half of this loop where it is called
+        work_s = overhead_s + new * (token_s + beside_s * load.context_tokens + grown_s * (context + 0.5 * new))
+        if load.pace != 1:
+            work_s *= load.slowness
         ttft_s = wait_s + work_s
         if hits[1] or hits[2] or hits[3] or (at != source and pullable > context + _LEAST_PULL_TOKENS):
             pulled = pullable if at != source else 0
             ttft_s, work_s, new, fetch = _fetched(load, hits, context, pulled, prompt, wait_s, now_s)
-        rate = mean_due + weights.own_share * (due - mean_due)
-        cost_s = ttft_s + work_s * (moving + weights.arrivals * rate * (backlog_s + 0.5 * work_s)) + further * due
+        rate = fleet_rate + own_share * due
+        cost_s = ttft_s + work_s * (moving + rate * (backlog_s + 0.5 * work_s)) + further * due
         if push[0]:
-            pushed_s = (prompt - context + output) * push[0] - hits[1] * push[1] - hits[2] * push[2] - hits[3] * push[3]
+            pushed_s = (prompt - context + output) * push[0]
+            if hits[1] or hits[2] or hits[3]:
+                pushed_s -= hits[1] * push[1] + hits[2] * push[2] + hits[3] * push[3]
             cost_s += weights.reuse * pushed_s
         if load.running:
-            contexts = load.context_tokens + half_context * load.running
-            cost_s += decode_weight * output * read_s * contexts
-        if mean_lately_s:
-            cost_s += weights.balance * ttft_s * min(load.lately_s / mean_lately_s, _MOST_UNEVEN)
+            cost_s += decode_weight * read_s * (load.context_tokens + half_context * load.running)
+        if evenly:
+            done_s = lately_s[at]
+            cost_s += evenly * ttft_s * (done_s if done_s < uneven_s else uneven_s)
         found.append(Price(cost_s, ttft_s, new, fetch))
     return found
 

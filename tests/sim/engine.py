@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from gateway.breaker import Breaker, BreakerOptions, Ticket
 from gateway.policy.costs import EngineCosts
 from gateway.policy.load import Load, Reservation
+from gateway.routing import InstanceView
 from radix_index.base import HashArray
 
 
@@ -63,6 +64,8 @@ class Engine:
         self.parts: OrderedDict[Part, None] = OrderedDict()
         self.held_blocks = 0
         self.flights: dict[int, Flight] = {}
+        self.bare_view: InstanceView | None = None  # as it was last seen by who has nothing here
+        self.look_again_s = 0.0
         self.checked_running = 0  # its load's, when it was last checked
 
     @property

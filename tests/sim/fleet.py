@@ -32,6 +32,7 @@ _RATES = Rates(prefill=5_000.0, host=1e5, disk=3e4, pool=1e4)
 _TOKEN_S, _STEP_S, _OVERHEAD_S = 1 / 12_000, 0.02, 0.01
 _RUN_STEPS = 12
 _DEEP_EVERY = 512
+_LOOK_AGAIN_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,22 +170,19 @@ class Simulation:
         matches, capacity, views = self.index.match(hashes), self.options.capacity_blocks * BLOCK, []
         found = {name: row for name, row in zip(matches, matches.counts.tolist(), strict=True) if any(row)}
         for name, engine in self.engines.items():
-            hits, pending, matched = NO_HITS, 0, 0
+            is_healthy, view = engine.takes_requests and engine.breaker.admits(self.now_s), engine.bare_view
+            if view is None or self.now_s >= engine.look_again_s or view.healthy != is_healthy:
+                around = self.places.around(name, engine.load, capacity, self.now_s)
+                view = engine.bare_view = InstanceView(name, NO_HITS, engine.load, around, is_healthy)
+                engine.look_again_s = self.now_s + _LOOK_AGAIN_S
             if name in found:
                 *tiers, coming = found[name]
-                hits, matched = usable_hits(tiers, BLOCK, tokens), sum(tiers)
+                hits = usable_hits(tiers, BLOCK, tokens)
                 pending = min(coming * BLOCK, tokens - 1 - sum(hits))
-            views.append(
-                InstanceView(
-                    name,
-                    hits,
-                    engine.load,
-                    self.places.around(name, engine.load, capacity, self.now_s),
-                    healthy=engine.takes_requests and engine.breaker.admits(self.now_s),
-                    pending_tokens=pending,
-                    matched_blocks=matched,
+                view = InstanceView(
+                    name, hits, engine.load, view.around, is_healthy, pending_tokens=pending, matched_blocks=sum(tiers)
                 )
-            )
+            views.append(view)
         return views
 
     def _is_there(self, flight: Flight, attempt: int) -> bool:
