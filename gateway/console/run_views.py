@@ -18,7 +18,7 @@ from tracing.record import RequestRecord
 from tracing.store import RunSummary
 from tracing.store_outline import RunCall, RunOutline, StepOutline, step_outline, summary_of
 
-STEPS_PER_PAGE: Final = 100
+STEPS_PER_PAGE: Final = 50
 MAX_COLUMNS: Final = 160
 """Of the picture of a whole run: more steps share a column."""
 LEAST_SLOTS: Final = 24
