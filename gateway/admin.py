@@ -15,6 +15,7 @@ from gateway.errors import BadRequest, GatewayError, NotFound
 from gateway.fleet import Fleet, Instance
 from gateway.identity import KeyRing
 from gateway.told_loads import ToldLoad
+from kvstore.page import Tier
 from tracing.errors import AmbiguousRunError
 from tracing.metrics import CONTENT_TYPE
 from tracing.record import RequestRecord
@@ -212,5 +213,6 @@ def instance_facts(instance: Instance) -> dict[str, object]:
         "capacity_tokens": facts.capacity_tokens if facts is not None else None,
         "pool": instance.spec.pool or (facts.pool if facts is not None else None),
         "tiers": list(facts.tiers) if facts is not None else [],
+        "tiers_not_read": [Tier(tier).label for tier in instance.tier_use.refused()],
         "version": facts.version if facts is not None else None,
     }

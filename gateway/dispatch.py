@@ -34,6 +34,7 @@ from gateway.routing import (
     fastest_tier,
     usable_hits,
 )
+from gateway.tier_use import Hits
 from gateway.workers.shared_loads import SharedLoads
 from radix_index.base import Hashes, InstanceMatch, Knowledge, PrefixIndex
 from tracing.record import Decision, Usage, UsageSource
@@ -163,7 +164,8 @@ class Dispatcher:
         )
         if run is not None:
             self.places.begun(run, reservation.prompt_tokens, reservation.prompt_s, now_s)
-        watch = self._learning(self._watch(chosen, prompt, decision), reservation, chosen, prompt, run)
+        held = self._held(chosen, prompt, tokens) if chosen.tier_use.refuses else view.hit_tokens
+        watch = self._learning(self._watch(chosen, prompt, decision), reservation, chosen, prompt, run, held)
         ticket = chosen.breaker.begin(now_s)
         return Route(chosen, decision, reservation, ticket, self._expect(view, prompt), watch)
 
@@ -212,9 +214,16 @@ class Dispatcher:
         return watch_events(chosen.scores["events"], decision.predicted_hit_tokens, size) if decision.exact else None
 
     def _learning(
-        self, watch: Watch | None, reservation: Reservation, chosen: Instance, prompt: Prompt | None, run: str | None
+        self,
+        watch: Watch | None,
+        reservation: Reservation,
+        chosen: Instance,
+        prompt: Prompt | None,
+        run: str | None,
+        held: Hits,
     ) -> Watch:
-        """Let the policy learn of an answer, too: how long it was, what a step took, where its run is now."""
+        """Let the policy learn of an answer, too: how long it was, what a step took, where its run is now, and which of
+        the tiers that ``held`` some of the prompt was read."""
         hashes = self._hashes(chosen.id, prompt)
         tip = int(hashes[-1]) if len(hashes) else None
 
@@ -222,12 +231,22 @@ class Dispatcher:
             if usage.source is UsageSource.ENGINE:
                 reservation.counted(usage.output_tokens)
                 self.places.outputs.seen(run, usage.output_tokens)
+            if held[1] or held[2] or held[3]:
+                chosen.tier_use.saw(held, usage)
             if run is not None:
                 self.places.ended(run, chosen.id, tip, time.monotonic(), lambda block: self._tier_of(chosen.id, block))
             if watch is not None:
                 watch.answered(usage)
 
         return Watch(watch.computed if watch is not None else _nothing, answered)
+
+    def _held(self, chosen: Instance, prompt: Prompt | None, tokens: int) -> Hits:
+        """Return what lies in each tier of an instance, whether it reads there or not."""
+        hashes = self._hashes(chosen.id, prompt)
+        if not len(hashes):
+            return NO_HITS
+        match = self._index.match(hashes, (chosen.id,))[chosen.id]
+        return usable_hits(match.tier_blocks, self._index.instances()[chosen.id], tokens)
 
     def _tier_of(self, instance: str, block: int) -> int | None:
         if instance not in self._index.instances():
@@ -270,6 +289,8 @@ class Dispatcher:
                         tail = instance.predicted.tail_blocks(prompt.hashes[size], matched)
                         blocks = (blocks[0] + tail, *blocks[1:])
                     hits = usable_hits(blocks, size, tokens)
+                    if instance.tier_use.refuses:
+                        hits = instance.tier_use.taken(hits)
                 if match.pending_blocks:
                     pending = min(match.pending_blocks * size, max((tokens - 1) // size * size - sum(hits), 0))
             is_healthy = instance.takes_requests and instance not in held_back

@@ -27,6 +27,7 @@ from gateway.policy.costs import EngineCosts, Rates
 from gateway.policy.load import Load
 from gateway.residency import new_scores, predicted_residency
 from gateway.snapshots import RANK_MARK, IndexSnapshots
+from gateway.tier_use import TierUse
 from gateway.told_loads import LoadTeller, ToldLoad, follow_load
 from kvstore.event_wire import FLUSHED_TIERS
 from radix_index.base import LOCAL_TIERS, Knowledge, PrefixIndex
@@ -123,6 +124,7 @@ class Instance:
         self.feed: Feed | None = None
         self.predicted: PredictedResidency | None = None  # what it holds, where it publishes no events
         self.scores = new_scores()
+        self.tier_use = TierUse()  # which of its tiers it reads, as far as answers tell
         self.told_load = ToldLoad()  # what it says itself, where it does
         self.wake = asyncio.Event()
 
