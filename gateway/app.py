@@ -27,6 +27,7 @@ from gateway import assembly
 from gateway.access.api import AccessApi
 from gateway.admin import Admin
 from gateway.answer_headers import AnswerHeaders
+from gateway.asking import Asker
 from gateway.attempt import Attempter
 from gateway.console.mount import mounted_console
 from gateway.diagnosis.explain import Explainer
@@ -225,7 +226,7 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
         )
         limits = assembly.attempt_options(settings)
         replies = Replies(answer_headers, limits.relay)
-        attempter = Attempter(client, fleet, linker, prompts, replies, limits)
+        attempter = Attempter(Asker(client, replies, limits), fleet, linker, prompts, replies)
         pipeline = Pipeline(
             keys=keys.ring,
             models=models,

@@ -29,7 +29,7 @@ from gateway.access.records import Subject
 from gateway.access.roles import Role, rights_of
 from gateway.access.store import AccessStore
 from gateway.admission_gate import AdmissionGate, options_of
-from gateway.attempt import AttemptOptions
+from gateway.asking import AttemptOptions
 from gateway.breaker import BreakerOptions
 from gateway.diagnosis.watch import WatchOptions
 from gateway.discovery.base import DiscoveryError, Make, Source

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from engine_adapter.errors import ConnectFailed
-from gateway.attempt import Attempter, Lost
+from gateway.asking import Lost
+from gateway.attempt import Attempter
 from gateway.dispatch import Dispatcher
 from gateway.draft import Draft
 from gateway.errors import NoInstance, OverTime, UpstreamUnusable

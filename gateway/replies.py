@@ -10,6 +10,9 @@ from gateway.errors import EngineGaveUp, GatewayError
 from gateway.relay import RelayOptions, Reply, StreamWriter
 from tracing.record import Outcome
 
+MAY_GO_ELSEWHERE = frozenset({429, 503})
+"""With these an engine says that it took nothing on."""
+
 _PASSED_HEADERS = ("retry-after", "x-ratelimit-", "anthropic-ratelimit-")
 
 
