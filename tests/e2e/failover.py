@@ -263,8 +263,8 @@ async def main(streams: int, tokens: int, model: str, home: Path) -> Json:
             ]
             async with gateway_for(
                 [], home / "gateway", ready_count=2, ready_limit_s=120, instances=instances,
-                stream={"idle_timeout_s": IDLE_S[model]}, health={"interval_s": PERIOD_S, "timeout_s": 1.0, "slow_start_s": 0},
-                routing={"policy": "fewest-requests"},
+                stream={"idle_timeout_s": IDLE_S[model]}, routing={"policy": "fewest-requests"},
+                health={"interval_s": PERIOD_S, "timeout_s": 1.0, "slow_start_s": 0},
             ) as client:  # fmt: skip
                 pids = {"gateway and clients": os.getpid(), **{f"e{n}": e.pid for n, e in enumerate(engines)}}
                 async with measured(pids) as cores:
