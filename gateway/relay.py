@@ -64,7 +64,7 @@ class Reply(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RelayOptions:
-    """Times and sizes of one stream; see ``gateway.settings.StreamSettings``."""
+    """Times and sizes of one stream; see ``gateway.settings.serving.StreamSettings``."""
 
     heartbeat_s: float = 15.0
     first_byte_timeout_s: float = 600.0  # until the first output, however much else comes

@@ -10,7 +10,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
@@ -33,15 +33,14 @@ from gateway.access.words import moment_ns, money_limit, span_s
 from gateway.errors import BadRequest, Conflict, GatewayError, KeysAway, NotFound
 from gateway.identity import KeyRing
 from gateway.limits.rules import Level, Outage
+from gateway.settings.callers import RepairPolicy
+from gateway.settings.serving import AnswerHeader
 
 ROOT = "/admin/v1"
 MOST_ENTRIES = 1000
 _HEADERS = {"cache-control": "no-store"}
 _Form = TypeVar("_Form", bound=msgspec.Struct)
 _Found = TypeVar("_Found")
-
-AnswerHeader = Literal["run", "step", "instance", "hit", "predicted-hit", "cost"]
-RepairPolicy = Literal["drop-attribution", "sort-tools", "canonical-keys", "move-volatile-lines"]
 
 
 class NewKeyForm(msgspec.Struct, forbid_unknown_fields=True):

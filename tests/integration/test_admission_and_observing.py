@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import SettingsError, load_settings
+from gateway.errors import SettingsError
+from gateway.settings import load_settings
 from tests.gateways import gateway_for
 from tests.scripted_engine import Script, ScriptedEngine, answer
 
