@@ -10,9 +10,9 @@ latest points, weighted so that old ones are soon forgotten, gives the tier's la
 an optimistic guess stands in for them: learning that a tier is slow costs one read, and a read has a deadline.
 
 A read also has a deadline, after which what it would have brought is computed after all. So nothing is claimed that is
-not expected within it, and nothing at all of a tier whose latest read was late: it has cost one request a deadline, and
-may not cost another one. Who waits gives up when computing would have been done (``patience_s``): the first read of a
-tier that has turned slow costs no more than that.
+not expected within it, and nothing at all of a tier whose latest read was late, until one without a request has come in
+time; each time that it is late again it is doubted twice as long. Who waits gives up when computing would have been
+done (``patience_s``): the first read of a tier that has turned slow costs no more than that.
 
 A tier that was found too slow or late is no longer read, so nothing would ever be learned of it again: ``due`` names
 the tiers of which somebody should read a little, with no request waiting for it.
@@ -29,6 +29,9 @@ from kvstore.page import Tier
 
 _LEAST_PREFILL_S = 1e-4
 """A shorter time than this was no computing of a prompt."""
+_MOST_DOUBT_S = 64.0
+_FORGOTTEN_AFTER = 8
+"""Times the last doubt that a tier must have been in time to be trusted as before."""
 _LEAST_PATIENCE_S = 0.1
 """What may pass for other reasons than a slow tier: others' reads before this one, a thread that has to wait."""
 
@@ -63,7 +66,7 @@ class WorthOptions:
     window_bytes: int = 8 << 20  # of one read
     weight: float = 0.4  # of the newest point against all before it
     doubt_s: float = 5.0  # how long a refusal stands before the tier should be read again
-    late_doubt_s: float = 1.0  # … of a tier that was late
+    late_doubt_s: float = 1.0  # … of a tier that was late for the first time
     allowed: Allowance | None = None  # for one read, after which it is late
 
 
@@ -113,8 +116,22 @@ class _TierState:
     fit: RateFit
     ask_s: float = 0.0  # to learn which pages it has
     is_late: bool = False  # its latest read took longer than it may
+    late_s: float = 0.0  # when it was late last …
+    doubt_s: float = 0.0  # … and how long that is held against it
     measured_s: float | None = None
     refused_pages: int = 0  # since it was last measured
+
+    def was_late(self, now_s: float, least_doubt_s: float) -> None:
+        """Doubt it, twice as long as the last time."""
+        if not self.is_late:
+            self.doubt_s = min(max(least_doubt_s, 2 * self.doubt_s), _MOST_DOUBT_S)
+        self.is_late, self.late_s = True, now_s
+
+    def was_in_time(self, now_s: float) -> None:
+        """Believe it again; after a while, as if it had never been late: where a little comes in time, much may not."""
+        self.is_late = False
+        if now_s - self.late_s > _FORGOTTEN_AFTER * self.doubt_s:
+            self.doubt_s = 0.0
 
 
 @dataclass(slots=True)
@@ -159,9 +176,10 @@ class FetchWorth:
         state, allowed = self._tiers[tier], self.options.allowed
         state.measured_s, state.refused_pages = now_s, 0
         if math.isinf(took_s) or (allowed is not None and took_s >= allowed.seconds(moved_bytes)):
-            state.is_late = True  # how fast it is, nobody knows
+            state.was_late(now_s, self.options.late_doubt_s)  # how fast it is, nobody knows
             return
-        state.is_late = state.is_late and not moved_bytes
+        if moved_bytes:
+            state.was_in_time(now_s)
         state.ask_s = min(state.ask_s, took_s)  # a read is an answer, too
         state.fit.observe(moved_bytes, took_s)
 
@@ -177,18 +195,25 @@ class FetchWorth:
         refused are counted by tier.
         """
         page_s, allowed = self._page_s(page_tokens), self.options.allowed
+        window = max(1, self.options.window_bytes // page_bytes)
+        allowed_s = math.inf if allowed is None else allowed.seconds()  # of reading the first pages …
+        more_s = 0.0 if allowed is None else page_bytes / allowed.least_bytes_per_s  # … and for each of them
         best, best_s = 0, 0.0
-        held_bytes: dict[Tier, int] = {}
-        computing_s = fetching_s = 0.0
+        held: dict[Tier, int] = {}
+        at: Tier | None = None
+        computing_s = fetching_s = read_s = latency_s = 0.0
         for count, tier in enumerate(tiers, 1):
-            if self._tiers[tier].is_late:
-                break
-            before = held_bytes.get(tier, 0)
-            held_bytes[tier] = before + page_bytes
-            if tier is unasked and not before:
-                fetching_s += self._tiers[tier].ask_s
-            fetching_s += self._fetch_s(tier, before + page_bytes) - self._fetch_s(tier, before)
-            if allowed is not None and fetching_s > allowed.seconds(count * page_bytes):
+            if tier is not at:
+                at, state = tier, self._tiers[tier]
+                if state.is_late:
+                    break
+                read_s, latency_s = page_bytes / state.fit.rate.bytes_per_s, state.fit.rate.latency_s
+                if tier is unasked and tier not in held:
+                    fetching_s += state.ask_s
+            before = held.get(tier, 0)
+            held[tier] = before + 1
+            fetching_s += read_s if before % window else read_s + latency_s
+            if fetching_s > allowed_s + count * more_s:
                 break
             if page_s is None:
                 best = count
@@ -223,7 +248,7 @@ class FetchWorth:
         return [tier for tier, state in self._tiers.items() if state.refused_pages and self._is_old(state, now_s)]
 
     def _is_old(self, state: _TierState, now_s: float) -> bool:
-        doubt_s = self.options.late_doubt_s if state.is_late else self.options.doubt_s
+        doubt_s = state.doubt_s if state.is_late else self.options.doubt_s
         return state.measured_s is None or now_s - state.measured_s >= doubt_s
 
     def _page_s(self, page_tokens: int) -> float | None:

@@ -17,7 +17,8 @@ from kvstore.plugins.vllm.requests import Tracked
 from kvstore.plugins.vllm.shared_lookup import Places, SharedLookup
 from kvstore.worth import FetchWorth
 
-_SAMPLE_PAGES = 4
+_SAMPLE_PAGES = 4  # at least, and as many as _SAMPLE_BYTES are
+_SAMPLE_BYTES = 1 << 20
 _PATIENCE_S = 10.0
 _SHUN_S = 1.0
 """How long nothing is offered of a tier that failed to deliver: what is asked in vain costs a request a step or two."""
@@ -105,7 +106,7 @@ class SchedulerHalf:
         for tier in set(tiers[count:]) - {Tier.HOST}:
             self._refused[tier] = tuple(
                 name for name, where in zip(names[count:], tiers[count:], strict=False) if where is tier
-            )[:_SAMPLE_PAGES]
+            )[: self._sample_pages]
         tracked.claimed_from, tracked.claimed = start, tiers[:count]
         return count
 
@@ -226,6 +227,10 @@ class SchedulerHalf:
         if failure.good < len(tracked.loading):
             self._shunned[tracked.loading[failure.good]] = now_s + _SHUN_S
 
+    @property
+    def _sample_pages(self) -> int:
+        return max(_SAMPLE_PAGES, _SAMPLE_BYTES // max(1, self._page_bytes))
+
     def take_changes(self) -> list[Change]:
         """Return what the engine's tiers hold now and did not before, in order, once."""
         changes, self._changes = self._changes, []
@@ -250,5 +255,5 @@ class SchedulerHalf:
             if self._worth.pays_to_ask(tier, len(names), page_bytes=self._page_bytes, page_tokens=self._tokens):
                 kinds.add(tier)
             elif tier is not Tier.HOST:
-                self._refused[tier] = tuple(names[:_SAMPLE_PAGES])
+                self._refused[tier] = tuple(names[: self._sample_pages])
         self._lookup.ask(tracked.id, names, kinds)

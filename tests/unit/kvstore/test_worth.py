@@ -191,3 +191,21 @@ def test_a_read_that_was_given_up_is_late_until_it_has_come_to_an_end() -> None:
     assert leading(subject, [Tier.POOL] * 8) == 0
     subject.fetched(Tier.POOL, 8 * MIB, 0.05, now_s=1.0)
     assert leading(subject, [Tier.POOL] * 8) == 8
+
+
+def test_a_tier_that_is_late_again_and_again_is_doubted_twice_as_long_each_time() -> None:
+    subject = worth(allowed=Allowance(0.1, 100_000_000), late_doubt_s=1.0)
+    now_s = 0.0
+    for doubt_s in (1.0, 2.0, 4.0, 8.0):
+        subject.fetched(Tier.POOL, 0, 0.1, now_s)
+        subject.fetched(Tier.POOL, 0, math.inf, now_s)  # the same read, told of again
+        assert leading(subject, [Tier.POOL]) == 0
+        assert subject.due(now_s + 0.99 * doubt_s) == []
+        assert subject.due(now_s + doubt_s) == [Tier.POOL]
+        now_s += doubt_s
+        subject.fetched(Tier.POOL, MIB, 0.01, now_s)  # a little comes in time, with no request waiting
+        assert leading(subject, [Tier.POOL]) == 1
+    subject.fetched(Tier.POOL, 64 * MIB, 0.1, now_s + 100.0)
+    subject.fetched(Tier.POOL, 0, 0.1, now_s + 101.0)
+    assert leading(subject, [Tier.POOL]) == 0
+    assert subject.due(now_s + 102.0) == [Tier.POOL]
