@@ -293,11 +293,13 @@ def _by_tool_call(key: KeyMemory, evidence: RunEvidence) -> _Match | None:
 
 def _by_chain(key: KeyMemory, evidence: RunEvidence) -> _Match | None:
     chain = evidence.message_hashes
+    reworded: Mapping[Run, Step] = {}  # whose prompts are quoted whole, with other answers than ours behind them
     for position in range(len(chain) - 1, -1, -1):
         digest = chain[position].digest
         steps = key.index.get(("answer", digest))
         if steps:
             step = preferred(steps.values())
+            step = reworded.get(step.run, step)
             free = sum(not other.continued for other in steps.values())
             confidence = 0.5 if free > 1 else 0.6 if step.continued else 0.95
             return _Match(step, LinkMethod.MESSAGE_CHAIN, confidence)
@@ -307,6 +309,8 @@ def _by_chain(key: KeyMemory, evidence: RunEvidence) -> _Match | None:
             usable = [step for step in steps.values() if _continues_prompt(step, following)]
             if usable:
                 return _Match(usable[0], LinkMethod.MESSAGE_CHAIN, 0.7 if len(usable) == 1 else 0.5)
+            if not reworded and following == "assistant":
+                reworded = steps
     return None
 
 

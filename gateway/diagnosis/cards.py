@@ -33,6 +33,8 @@ _ECHOES: Final = frozenset({BreakKind.ECHO_REASONING, BreakKind.ECHO_TOOL_JSON, 
 _UNREAD: Final = frozenset({BreakKind.CACHE_CONTROL, BreakKind.SPELLING, BreakKind.PARAMS_CHANGED})
 """Changes that most prompts do not show: evidence only where something was lost and nothing else explains it."""
 
+_ELSEWHERE: Final = frozenset({BreakKind.MODEL_CHANGED, BreakKind.TEMPLATE_CHANGED, BreakKind.NAMESPACE_CHANGED})
+
 _CAUSES: Final = {
     Cause.ROUTING: BreakKind.ROUTED_ELSEWHERE,
     Cause.RESTART: BreakKind.RESTARTED,
@@ -139,10 +141,16 @@ class _Step:
             if change is not None and change.kind not in _ECHOES:
                 return change.kind
             return self._behind_the_text(comparison)
-        if loss.cause is Cause.UNKNOWN and change is not None and change.kind in _UNREAD:
-            is_marked = change.kind is BreakKind.CACHE_CONTROL and self.record.usage.written_tokens > 0
-            return change.kind if is_marked else BreakKind.UNKNOWN
+        if loss.cause in (Cause.UNKNOWN, Cause.EVICTION) and change is not None and self._moves_all(change.kind):
+            return change.kind
         return _CAUSES[loss.cause]
+
+    def _moves_all(self, kind: BreakKind) -> bool:
+        """Tell whether a change of this kind leads an engine to another cache, though the tokens stay the same."""
+        if kind is BreakKind.CACHE_CONTROL:  # where it is known to go by markers
+            before = 0 if self.previous is None else self.previous.usage.written_tokens
+            return before + self.record.usage.written_tokens > 0
+        return kind in _ELSEWHERE
 
     def _behind_the_text(self, comparison: Comparison | None) -> BreakKind:
         """Return the kind where the prompt's tokens differ and the requests' text does not."""

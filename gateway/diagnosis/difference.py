@@ -10,6 +10,7 @@ from typing import Final
 MARKER: Final = "cache_control"
 _ITEMS: Final = frozenset({"message", "function_call", "function_call_output", "reasoning"})
 _BOOKKEEPING: Final = frozenset({MARKER, "id", "status"})
+_MARKERS: Final = frozenset({MARKER})
 _MISSING: Final = object()
 
 
@@ -34,7 +35,7 @@ class Difference:
 
 def unsaid_members(value: Mapping[str, object]) -> frozenset[str]:
     """Return which members of an object no prompt shows: cache markers, and what names an item of a response."""
-    return _BOOKKEEPING if value.get("type") in _ITEMS else frozenset({MARKER})
+    return _BOOKKEEPING if value.get("type") in _ITEMS or "role" in value else _MARKERS
 
 
 def differences(before: object, after: object, path: str, *, ordered: bool) -> Iterator[Difference]:

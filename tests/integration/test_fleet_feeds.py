@@ -101,6 +101,7 @@ async def test_a_restarted_engine_starts_with_nothing(tmp_path: Path, is_seen: b
     async with _fleet(tmp_path) as (client, a, _):
         a.holds(PROMPT)
         await client.until(lambda: _blocks(client) == 10)
+        assert client.gateway.traces.lives() == {}
         if is_seen:
             await a.engine.close()
             await client.until(lambda: _blocks(client) == 0)

@@ -31,22 +31,26 @@ class CachingEngine(ScriptedEngine):
 
     def _reply(self, asked: Asked) -> Script:
         body = asked.json
-        ids = tuple(self._encoder.encode_chat(body["messages"], body.get("tools")))
-        cached = self._serve(ids)
+        ids = tuple(self.rendered(body))
+        cached = self._serve(ids, body)
         self.calls += 1
         message = self.answers.pop(0) if self.answers else self._call()
-        whole = answer("", len(ids), 30, cached)
+        output = self._add(ids, message, body)
+        whole = answer("", len(ids), output, cached)
         finish = "tool_calls" if message.get("tool_calls") else "stop"
         whole["choices"][0] |= {"message": {"role": "assistant", **message}, "finish_reason": finish}
-        self._add(ids, message, body)
-        return Script(body={**whole, "usage": usage(len(ids), 30, cached)})
+        return Script(body={**whole, "usage": usage(len(ids), output, cached)})
 
     def _call(self) -> Json:
         function = {"name": "look", "arguments": json.dumps({"q": f"item {self.calls}"})}
         call = {"id": self.name_calls(self.calls), "type": "function", "function": function}
         return {"content": None, "tool_calls": [call]}
 
-    def _serve(self, ids: tuple[int, ...]) -> int:
+    def rendered(self, body: Mapping[str, Any]) -> list[int]:
+        """Return the prompt's ids."""
+        return self._encoder.encode_chat(body["messages"], body.get("tools"))
+
+    def _serve(self, ids: tuple[int, ...], body: Json) -> int:
         hits = 0
         for end in range(BLOCK, len(ids), BLOCK):
             if ids[:end] not in self.blocks:
@@ -54,5 +58,7 @@ class CachingEngine(ScriptedEngine):
             hits = end
         return hits
 
-    def _add(self, ids: tuple[int, ...], message: Mapping[str, Any], body: Json) -> None:
+    def _add(self, ids: tuple[int, ...], message: Mapping[str, Any], body: Json) -> int:
+        """Keep a prompt's blocks; return how many tokens the answer has."""
         self.blocks |= {ids[:end] for end in range(BLOCK, len(ids) + 1, BLOCK)}
+        return 30

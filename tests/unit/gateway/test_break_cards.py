@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from msgspec import structs
 
 from billing.prices import PriceBook
@@ -149,3 +150,13 @@ def test_the_first_token_was_late_by_the_share_that_was_lost() -> None:
     assert second.link is not None
     alone = replace(second, link=structs.replace(second.link, previous_request_id=None))
     assert told([first, alone]) == []
+
+
+@pytest.mark.parametrize("kind", [BreakKind.TEMPLATE_CHANGED, BreakKind.NAMESPACE_CHANGED, BreakKind.MODEL_CHANGED])
+def test_a_change_that_leads_to_another_cache_explains_what_the_same_tokens_lost(kind: BreakKind) -> None:
+    first = prefixed(0, "abcdef", BOOK, run="r")
+    second = prefixed(1, "abcdef", BOOK, run="r", previous=0)
+    (card,) = told([first, second], [detail_of(second, Comparison.CHANGED, change_of(kind))])
+    assert (card.kind, card.party, card.lost_tokens) == (kind, Party.CLIENT, 6 * STRIDE)
+    (card,) = told([first, second], [detail_of(second, Comparison.CHANGED, change_of(BreakKind.TIMESTAMP))])
+    assert card.kind is BreakKind.UNKNOWN  # what the text says is in the tokens, and these are the same

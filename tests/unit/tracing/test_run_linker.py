@@ -370,3 +370,14 @@ def test_code_agents_quote_answers_with_calls_and_marks_that_the_model_never_wro
     second = gateway.step([SYSTEM, user("task"), says(quoted), user("Observation: b")], says("done"))
     assert (second.run_id, second.method) == (first.run_id, LinkMethod.MESSAGE_CHAIN)
     assert message_chain([user(quoted)]) != message_chain([user(code)])
+
+
+@pytest.mark.parametrize("header", [{}, {"explicit_run_id": "mine"}], ids=["by the chain", "by a header"])
+def test_a_step_whose_last_answer_is_reworded_follows_that_answer(header: dict[str, str]) -> None:
+    gateway = Gateway()
+    first = [SYSTEM, user("a")]
+    gateway.step(first, says("one"), **header)
+    second = [*first, says("one"), user("b")]
+    before = gateway.step(second, says("two"), **header)
+    link = gateway.step([*second, says("two, in other words"), user("c")], says("three"), **header)
+    assert (link.run_id, link.step, link.previous_request_id) == (before.run_id, 3, "r2")
