@@ -2,8 +2,9 @@
 
     KEEPWARM_SGLANG_PYTHON=…/bin/python .venv/bin/python -m tests.e2e.real_sglang_failover [--json FILE]
 
-Two servers of a tiny random Llama on the CPU; see ``real_sglang_index/README.md`` for the interpreter. What must hold
-is what ``real_llamacpp_failover`` says. Some three minutes, most of them the servers' start.
+Two servers of SmolLM2-135M-Instruct on the CPU (a random model's noise is other tokens when it is read again); see
+``real_sglang_index/README.md`` for the interpreter. What must hold is what ``real_llamacpp_failover`` says. Some four
+minutes, most of them the servers' start.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from engine_adapter.embedded.weights import ensure_default_model
 from tests.e2e.failover import MODEL
 from tests.e2e.killed_engine import Pair, killed, options, show
 from tests.e2e.real_sglang_index.processes import HERE, SglangServer
@@ -31,10 +32,9 @@ def main() -> int:
         print(f"KEEPWARM_SGLANG_PYTHON names no Python with sglang: see {HERE / 'README.md'}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="keepwarm-sglang-") as scratch:
-        folder = Path(scratch)
-        subprocess.run([python, str(HERE / "tiny_model.py"), str(folder / "model")], check=True)
+        folder, model = Path(scratch), ensure_default_model()
         servers = [
-            SglangServer(python, folder / "model", name, page=PAGE, tokens=TOKENS, folder=folder, served=MODEL)
+            SglangServer(python, model, name, page=PAGE, tokens=TOKENS, folder=folder, served=MODEL)
             for name in ("one", "two")
         ]
         try:
@@ -44,7 +44,7 @@ def main() -> int:
                 server.until_ready()
             version = servers[0].version()
             pair = Pair([server.url for server in servers], "sglang", lambda: servers[0].stop(signal.SIGKILL))
-            models = [{"name": MODEL, "template": "model"}]
+            models = [{"name": MODEL, "tokenizer": str(model)}]
             health = {"interval_s": 0.5, "timeout_s": 30.0, "slow_start_s": 0}
             found = asyncio.run(killed(pair, folder / "gateway", told, models=models, health=health))
         finally:

@@ -2,8 +2,8 @@
 
     KEEPWARM_VLLM_PYTHON=…/bin/python .venv/bin/python -m tests.e2e.real_vllm_failover [--json FILE]
 
-Two servers of a tiny random Llama on the CPU; see ``real_vllm/README.md`` for the interpreter. What must hold is what
-``real_llamacpp_failover`` says. Some three minutes, most of them the servers' start.
+Two servers of SmolLM2-135M-Instruct on the CPU; see ``real_vllm/README.md`` for the interpreter. What must hold is what
+``real_llamacpp_failover`` says. Some four minutes, most of them the servers' start.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from engine_adapter.embedded.weights import ensure_default_model
 from tests.e2e.failover import MODEL
 from tests.e2e.killed_engine import Pair, killed, options, show
 from tests.e2e.real_vllm.processes import VllmServer
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 def main() -> int:
@@ -31,10 +29,8 @@ def main() -> int:
         print("KEEPWARM_VLLM_PYTHON names no Python with vllm: see tests/e2e/real_vllm/README.md", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="keepwarm-vllm-") as scratch:
-        folder = Path(scratch)
-        make = [python, "-m", "tests.e2e.real_vllm.tiny_model", str(folder / "model"), "0"]
-        subprocess.run(make, check=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
-        servers = [VllmServer(python, folder / "model", name, folder, None, served=MODEL) for name in ("one", "two")]
+        folder, model = Path(scratch), ensure_default_model()
+        servers = [VllmServer(python, model, name, folder, None, served=MODEL) for name in ("one", "two")]
         try:
             for server in servers:
                 server.start()
@@ -42,7 +38,7 @@ def main() -> int:
                 server.until_ready()
             version = servers[0].version()
             pair = Pair([server.url for server in servers], "vllm", lambda: servers[0].stop(signal.SIGKILL))
-            models = [{"name": MODEL, "template": "model"}]
+            models = [{"name": MODEL, "tokenizer": str(model)}]
             health = {"interval_s": 0.5, "timeout_s": 30.0, "slow_start_s": 0}
             found = asyncio.run(killed(pair, folder / "gateway", told, models=models, health=health))
         finally:
