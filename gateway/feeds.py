@@ -95,6 +95,12 @@ class Feed:
 
     async def follow(self) -> None:
         """Fold what comes, for ever."""
+        try:
+            await self._follow()
+        finally:
+            self._fold.orphans.clear(Tier)  # others have their room
+
+    async def _follow(self) -> None:
         options = EventSocketOptions(topic=self._source.topic)
         async with EventSocket(self._source.endpoint, self._source.replay_endpoint, options=options) as socket:
             await socket.until_connected(_CONNECT_S)  # what is published from here on comes by itself

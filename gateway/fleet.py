@@ -31,6 +31,7 @@ from gateway.tier_use import TierUse
 from gateway.told_loads import LoadTeller, ToldLoad, follow_load
 from kvstore.event_wire import FLUSHED_TIERS
 from radix_index.base import LOCAL_TIERS, Knowledge, PrefixIndex
+from radix_index.orphans import OrphanRoom
 from radix_index.predict import PredictedResidency
 from radix_index.source import SourceFold
 
@@ -225,6 +226,7 @@ class Fleet:
         self._on_described = on_described
         self._snapshots = snapshots
         self._rates = rates
+        self._orphan_room = OrphanRoom()
         self._costs: dict[tuple[str, str], EngineCosts] = {}  # by model and engine
         self._chance = random.Random()  # probes of many gateways should not fall together
         self.regions: dict[str, str] = {}  # of every instance that there was, by name: bills come after it may be gone
@@ -425,7 +427,9 @@ class Fleet:
         source = self._ranked(instance, facts.event_sources)
         resumed = None if self._snapshots is None else self._snapshots.claim(spec.id, source, model, pool)
         block_size = facts.block_size if resumed is None else resumed.block_size
-        fold = SourceFold(self.index, spec.id, model=model, block_size=block_size, pool=pool)
+        fold = SourceFold(
+            self.index, spec.id, model=model, block_size=block_size, pool=pool, orphan_room=self._orphan_room
+        )
         announced = {_TIERS[name] for name in facts.tiers if name in _TIERS} | set(FLUSHED_TIERS)
         instance.feed = Feed(
             source,

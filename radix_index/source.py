@@ -24,9 +24,8 @@ from kvstore.block import routing_hash_array, routing_seed
 from kvstore.events import BlocksRemoved, BlocksStored, EventBatch, KvEvent, TierCleared
 from kvstore.page import Tier
 from radix_index.base import LOCAL_TIERS, HashArray, PrefixIndex
-from radix_index.orphans import Orphans
+from radix_index.orphans import OrphanRoom, Orphans
 
-ORPHAN_BLOCK_LIMIT = 65_536
 _UNSIGNED = 2**64 - 1
 _seed = lru_cache(maxsize=4096)(routing_seed)
 
@@ -48,7 +47,8 @@ class SourceFold:
 
     ``instance`` is added to the index by this constructor. ``model`` is the served name, the same that requests are
     hashed under. ``block_size`` is what the engine says of itself; the size in its events wins. With ``rank``, batches
-    of other data-parallel ranks are ignored.
+    of other data-parallel ranks are ignored. ``orphan_room`` bounds what waits for its parent over all folds that share
+    it.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class SourceFold:
         block_size: int,
         pool: str | None = None,
         rank: int | None = None,
-        orphan_block_limit: int = ORPHAN_BLOCK_LIMIT,
+        orphan_room: OrphanRoom | None = None,
     ) -> None:
         self.index, self.instance, self.model = index, instance, model
         self.block_size, self.pool, self.rank = block_size, pool, rank
         self.stats = FoldStats()
-        self.orphans = Orphans(orphan_block_limit)
+        self.orphans = Orphans(orphan_room)
         self._block_size_seen = False
         self._domains: dict[
             str | None, list[int]
@@ -108,8 +108,9 @@ class SourceFold:
         return xxhash.xxh3_64_intdigest(self.instance.encode(), shared)
 
     def reset(self, *, pool: bool = False) -> None:
-        """Forget what this source has said; with ``pool``, also what anyone said of its pool."""
+        """Forget what this source has said, its block size too; with ``pool``, also what anyone said of its pool."""
         self._cleared(TierCleared(LOCAL_TIERS))
+        self._block_size_seen = False  # an engine that began anew may have another
         self.orphans.clear(Tier)
         if pool and self.pool is not None:
             self.index.cleared(self.pool, (Tier.POOL,))

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine_adapter.wire_events import decode_batch
 from kvstore.block import content_hashes, event_hash, routing_hashes, routing_seed
@@ -14,6 +16,7 @@ from kvstore.page import Tier
 from radix_index.base import PrefixIndex
 from radix_index.index import RadixIndex
 from radix_index.naive import NaiveIndex
+from radix_index.orphans import OrphanRoom, Orphans
 from radix_index.source import SourceFold
 from tests.captured_events import SGLANG, VLLM, captured_frames, wire_events
 
@@ -202,13 +205,74 @@ def test_an_orphan_that_was_removed_meanwhile_never_counts(index: PrefixIndex) -
 
 
 def test_orphans_are_bounded_and_the_oldest_go_first(index: PrefixIndex) -> None:
-    fold = SourceFold(index, "a", model=MODEL, block_size=4, orphan_block_limit=4)
+    fold = SourceFold(index, "a", model=MODEL, block_size=4, orphan_room=OrphanRoom(4))
     parents = [content_hashes([n] * 4, 4)[0] for n in range(3)]
     fold.apply(batch(*(chain(range(100 + n, 108 + n), parent=parents[n]) for n in range(3))))
     assert (fold.orphans.blocks, fold.orphans.dropped_blocks) == (4, 2)
     fold.apply(batch(chain([0] * 4), chain([2] * 4)))
     assert held(index, [0] * 4 + list(range(100, 108))) == (1, 0, 0, 0)
     assert held(index, [2] * 4 + list(range(102, 110))) == (3, 0, 0, 0)
+
+
+def test_the_room_for_orphans_is_one_for_all_sources(index: PrefixIndex) -> None:
+    room = OrphanRoom(4)
+    a, b = (SourceFold(index, name, model=MODEL, block_size=4, orphan_room=room) for name in "ab")
+    parents = [content_hashes([n] * 4, 4)[0] for n in range(3)]
+    a.apply(batch(chain(range(100, 112), parent=parents[0])))
+    b.apply(batch(chain(range(100, 104), parent=parents[1]), chain(range(100, 104), parent=parents[2])))
+    assert (a.orphans.blocks, b.orphans.blocks, b.orphans.dropped_blocks, room.blocks) == (3, 1, 1, 4)
+    a.reset()
+    assert room.blocks == 1
+    b.apply(batch(chain([2] * 4)))
+    assert held(index, [2] * 4 + list(range(100, 104)), "b") == (2, 0, 0, 0)
+    assert room.blocks == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from(["park", "remove", "claim", "clear"]), st.integers(0, 7)), max_size=60))
+def test_removals_that_are_only_noted_cut_what_removals_at_once_would(steps: list[tuple[str, int]]) -> None:
+    orphans = Orphans()
+    waiting: list[tuple[int, Tier, list[int]]] = []  # parent, tier, and the names that are left, cut at once
+    for what, number in steps:
+        parent, tier = 1000 + number % 2, (Tier.DEVICE, Tier.HOST)[number // 2 % 2]
+        if what == "park":
+            names = list(range(number, number + 4))
+            orphans.park(BlocksStored(tuple(names), parent, tuple(range(4)), 1, tier))
+            waiting.append((parent, tier, names))
+        elif what == "remove":
+            orphans.remove([number], tier)
+            waiting = [(p, t, left[: left.index(number)] if t is tier and number in left else left)
+                       for p, t, left in waiting]  # fmt: skip
+        elif what == "clear":
+            orphans.clear([tier])
+            waiting = [entry for entry in waiting if entry[1] is not tier]
+        else:
+            claimed = {(event.tier, name) for event in orphans.claim(None, [parent]) for name in event.hashes}
+            assert claimed == {(t, name) for p, t, left in waiting if p == parent for name in left}
+            waiting = [entry for entry in waiting if entry[0] != parent]
+        assert orphans.blocks == orphans.room.blocks
+
+
+def test_a_removal_goes_through_no_chain_that_waits() -> None:
+    """An engine evicts block by block while thousands of chains wait: each removal is noted, none is searched for."""
+    orphans = Orphans()
+    for number in range(64):
+        orphans.park(BlocksStored(tuple(range(number * 64, number * 64 + 64)), 10**6 + number, (0,) * 64, 1, Tier.HOST))
+    looked = []
+    orphans._left = looked.append  # type: ignore[method-assign, assignment]
+    for name in range(10**7, 10**7 + 4096):
+        orphans.remove([name], Tier.HOST)
+    assert looked == []
+    orphans.remove([10**8], Tier.HOST)  # as many noted as there are blocks: now it costs no more
+    assert len(looked) == 64
+
+
+def test_an_engine_that_began_anew_may_have_another_block_size(index: PrefixIndex) -> None:
+    fold = SourceFold(index, "a", model=MODEL, block_size=16)
+    fold.apply(batch(chain(range(8), 4)))
+    fold.reset()
+    fold.apply(batch(chain(range(8), 2)))
+    assert (index.instances()["a"], fold.stats.ignored) == (2, {})
+    assert held(index, range(8), block_size=2) == (4, 0, 0, 0)
 
 
 def test_the_block_size_in_the_events_wins_over_what_was_declared(index: PrefixIndex) -> None:
