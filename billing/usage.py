@@ -216,7 +216,7 @@ def anthropic_stream_usage(start: Json | None, delta: Json | None) -> UsageReadi
 
     Some servers tell the cache fields only in the delta, others send zeros there for what stood in the start. So the
     input side comes from the delta where that tells anything but zero, else from the start; it is never added up.
-    One stream gives one reading, however many deltas it had: pass the last.
+    One stream gives one reading, however many deltas it had: pass what they told together, later counts over earlier.
     """
     merged: dict[str, object] = dict(start or {})
     later = {field: value for field, value in (delta or {}).items() if value is not None}

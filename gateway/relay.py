@@ -154,7 +154,7 @@ async def relay(
                     return OverTime(f"the engine took longer than {options.total_timeout_s:g} s")
                 return UpstreamTimeout(f"the engine was silent for {patience.waited_s:.3g} s")
             except UpstreamBroken:
-                if reader.seen.finish_reason is not None and reader.seen.error is None:
+                if reader.seen.is_answered and reader.seen.error is None:
                     break  # the answer is whole: only its end mark, and perhaps its usage, are lost
                 return UpstreamUnusable("the engine's connection broke", code="stream_truncated")
             except EventTooLong as error:
@@ -174,7 +174,7 @@ async def relay(
                 on_done()
             if out := b"".join(shown):
                 await writer.write(out)
-                reader.seen.is_shown = reader.seen.finish_reason is not None and reader.seen.usage is not None
+                reader.seen.is_shown = reader.seen.is_answered and reader.seen.usage is not None
             if reader.seen.error_body is not None:
                 return EngineGaveUp(reader.seen.error_body, code=reader.seen.error)
             if has_output_come and patience.is_gone is not None:
@@ -182,7 +182,7 @@ async def relay(
             if not data:
                 break
     seen = reader.seen
-    if not reader.has_ended() and seen.error is None and seen.finish_reason is None:
+    if not reader.has_ended() and seen.error is None and not seen.is_answered:
         return UpstreamUnusable("the stream stopped before its end", code="stream_truncated")
     return await _end(response, writer, reader, on_done)
 

@@ -13,6 +13,8 @@ from enum import StrEnum
 
 import msgspec
 
+from gateway.protocols.seen import begins_another
+
 Json = Mapping[str, object]
 
 
@@ -118,7 +120,7 @@ class AnswerBlocks:
         function = piece.get("function")
         function = function if isinstance(function, dict) else {}
         block = self._calls.get(index)
-        if block is None:
+        if block is None or begins_another(block.call_id, block.name, piece):
             block = self._calls[index] = Block(Kind.CALL)
             self._waiting.append(block)
         block.call_id, block.name = block.call_id or _text_of(piece, "id"), block.name or _text_of(function, "name")

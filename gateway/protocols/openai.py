@@ -151,7 +151,7 @@ class AnswerReader:
             return body
         self._count(answer)
         self._choices(answer.get("choices"), "message")
-        edited = self._edited(lambda: scan(body), answer, self._hidden_in(answer))
+        edited = self._edited(lambda: scan(body), answer, self._hidden_in(answer), {})
         return body if edited is None else edited.encode()
 
     def closing(self) -> bytes:
@@ -202,7 +202,7 @@ class AnswerReader:
         )
         if hidden and not says_more:
             return b""  # it came for us alone
-        edited = self._edited(lambda: scan_text(data.decode()), chunk, hidden)
+        edited = self._edited(lambda: scan_text(data.decode()), chunk, hidden, self._lacking(chunk, hidden))
         return event if edited is None else with_data(event, edited.encode())
 
     def _hidden_in(self, answer: Mapping[str, object]) -> set[str]:
@@ -213,9 +213,20 @@ class AnswerReader:
                 hidden.add(outer)
         return hidden
 
-    def _edited(self, read: Callable[[], Form], answer: Mapping[str, object], hidden: set[str]) -> str | None:
+    def _lacking(self, chunk: Mapping[str, object], hidden: set[str]) -> Mapping[str, object]:
+        """Return what clients need of a chunk of usage that its engine left out: they all look at ``choices``."""
+        shows_usage = chunk.get("usage") is not None and "usage" not in hidden
+        return {"choices": []} if shows_usage and not isinstance(chunk.get("choices"), list) else {}
+
+    def _edited(
+        self,
+        read: Callable[[], Form],
+        answer: Mapping[str, object],
+        hidden: set[str],
+        lacking: Mapping[str, object],
+    ) -> str | None:
         """Return the text as the client gets it: without what is hidden, and without ids that it didn't ask for."""
-        renamed = self._renamed(answer)
+        renamed = {**self._renamed(answer), **lacking}
         held = [name for name, ids in self._ids.items() if name not in hidden and _holds(answer.get(name), ids)]
         if not (hidden or renamed or held):
             return None

@@ -14,6 +14,17 @@ MAX_REMEMBERED_CHARS = 1 << 20
 MAX_CALLS = 256
 
 
+def begins_another(call_id: str, name: str, piece: Mapping[str, object]) -> bool:
+    """Tell whether a piece of a call begins another one than the call of this id and name, at whose index it comes.
+
+    Some engines give all calls of an answer the index 0. Others make up a new id for each piece, but name the call only
+    once.
+    """
+    function, identity = piece.get("function"), piece.get("id")
+    is_new = bool(call_id and name and isinstance(identity, str) and identity) and identity != call_id
+    return is_new and isinstance(function, dict) and bool(function.get("name"))
+
+
 @dataclass(slots=True)
 class _Call:
     """A tool call as its pieces came."""
@@ -42,7 +53,9 @@ class Seen:
     stop_text: str | None = None  # the words at which the model was to stop; it said them, and they are not shown
     service_tier: str | None = None  # the one that a vendor says it was answered in, and bills by
     response_id: str | None = None  # by which a later request may continue this answer
-    _calls: dict[tuple[int, int], _Call] = field(default_factory=dict)
+    _ended: dict[int, bool] = field(default_factory=dict)  # whether a choice that began has said how it ended
+    _calls: dict[tuple[int, int, int], _Call] = field(default_factory=dict)  # by choice, index and coming
+    _growing: dict[tuple[int, int], _Call] = field(default_factory=dict)  # that further pieces belong to
     _text: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
     _remembered_chars: int = 0
@@ -80,11 +93,20 @@ class Seen:
             self.output_ids = parts.output_ids or self.output_ids
 
     def finish(self, choice: Mapping[str, object]) -> None:
-        """Add how a choice ended, if it has."""
-        if isinstance(reason := choice.get("finish_reason"), str):
-            self.finish_reason = reason
+        """Add how a choice ended, if it has. An empty reason is none: some engines send that with every chunk."""
+        index = choice.get("index")
+        number = index if isinstance(index, int) else 0
+        if not isinstance(reason := choice.get("finish_reason"), str) or not reason:
+            self._ended.setdefault(number, False)
+        else:
+            self.finish_reason, self._ended[number] = reason, True
             matched = choice.get("matched_stop", choice.get("stop_reason"))  # SGLang's and vLLM's word for it
             self.stop_text = matched if isinstance(matched, str) else None
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether every choice that began has said how it ended."""
+        return self.finish_reason is not None and all(self._ended.values())
 
     @property
     def text(self) -> str | None:
@@ -109,6 +131,7 @@ class Seen:
         """Forget how an engine ended that another one takes over from."""
         self.error = self.error_body = self.finish_reason = self.stop_text = None
         self.is_done = False
+        self._ended.clear()
 
     def take(self, choice: int, part: Mapping[str, object]) -> None:
         """Add a message, or a piece of one."""
@@ -129,13 +152,14 @@ class Seen:
         self._remember(self._text, text)
 
     def _take_call(self, choice: int, index: int, piece: Mapping[str, object]) -> None:
-        if len(self._calls) >= MAX_CALLS and (choice, index) not in self._calls:
-            self._is_whole = False
-            return
-        call = self._calls.setdefault((choice, index), _Call())
+        call, function = self._growing.get((choice, index)), piece.get("function")
+        if call is None or begins_another(call.id, call.name, piece):
+            if len(self._calls) >= MAX_CALLS:
+                self._is_whole = False
+                return
+            call = self._growing[choice, index] = self._calls[choice, index, len(self._calls)] = _Call()
         if isinstance(identity := piece.get("id"), str):
             call.id = call.id or identity
-        function = piece.get("function")
         if isinstance(function, dict):
             if isinstance(name := function.get("name"), str):
                 call.name = call.name or name

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from gateway.protocols.decode import json_object
+
 _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?=[^\n]))(?:\r\n|\n|\r(?=[^\n]))")
 """A line's end and an empty line. A carriage return counts once the next byte shows that no line feed follows."""
 
@@ -73,9 +75,12 @@ def with_data(event: bytes, data: bytes) -> bytes:
 
 
 def is_whole_event(event: bytes) -> bool:
-    """Tell whether an event whose blank line is missing can only be whole: its data is an object's text or the end."""
+    """Tell whether an event whose blank line is missing can only be whole: its data is an object's text or the end.
+
+    That it ends with a brace says nothing: objects within it do, too.
+    """
     data = data_of(event)
-    return data is not None and (data.strip() == b"[DONE]" or (data.startswith(b"{") and data.endswith(b"}")))
+    return data is not None and (data.strip() == b"[DONE]" or json_object(data) is not None)
 
 
 def named_event(name: str, data: bytes) -> bytes:

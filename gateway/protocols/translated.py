@@ -130,10 +130,8 @@ class TranslatedReader:
         self.seen.count(self._adapter.read_usage(answer))
 
     def _take(self, answer: Json, part_name: str) -> list[AnswerEvent]:
-        """Take the first choice; there is no other, since none of these protocols can ask for several."""
-        choices = answer.get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices else None
-        if not isinstance(choice, dict):
+        choice = _first_choice(answer)
+        if choice is None:
             return []
         self.seen.finish(choice)
         part = choice.get(part_name)
@@ -152,9 +150,16 @@ class TranslatedReader:
 
 def _gave_up(answer: Json) -> bool:
     """Tell whether the engine ended the answer for a reason of its own, which no protocol has a stop reason for."""
+    first = _first_choice(answer)
+    return first is not None and first.get("finish_reason") in GAVE_UP_REASONS
+
+
+def _first_choice(answer: Json) -> Json | None:
+    """Return what came of the first choice. These protocols know no other, but engines can be asked for several by a
+    member of their own, which is passed on."""
     choices = answer.get("choices")
-    first = choices[0] if isinstance(choices, list) and choices else None
-    return isinstance(first, dict) and first.get("finish_reason") in GAVE_UP_REASONS
+    listed = choices if isinstance(choices, list) else ()
+    return next((choice for choice in listed if isinstance(choice, dict) and not choice.get("index")), None)
 
 
 def _logprobs(choice: Json) -> Sequence[Json]:

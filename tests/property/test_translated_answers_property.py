@@ -19,7 +19,8 @@ from gateway.protocols.responses.stream import ResponseWriter
 from gateway.protocols.sse import EventCutter
 from gateway.protocols.translated import TranslatedReader
 from tests.samples.answers import THOUGHT_AND_TWO_CALLS, call_piece, streamed
-from tests.scripted_engine import Json
+from tests.scripted_engine import Json, chunk
+from tests.scripted_engine import event as sse
 
 _NAMES = ["choices", "delta", "tool_calls", "function", "usage", "index", "finish_reason", "error", "content"]
 ANSWERING = Answering("req-1", model="m", served_model="m", created_s=1)
@@ -85,6 +86,53 @@ def test_blocks_open_one_at_a_time_and_lose_nothing(deltas: list[Json]) -> None:
     assert "".join(b.text for b in fold.blocks if b.kind is Kind.TEXT) == text
     assert "".join(b.text for b in fold.blocks if b.kind is Kind.REASONING) == thought
     assert {b.call_id: b.text for b in fold.blocks if b.kind is Kind.CALL} == {f"c{n}": t for n, t in calls.items()}
+
+
+@pytest.mark.parametrize("is_numbered", [True, False])
+def test_calls_that_all_come_at_one_index_are_told_apart(is_numbered: bool) -> None:
+    pieces = [
+        call_piece(0, id="a", name="look", arguments='{"x":1}'),
+        call_piece(0, id="b", name="find"),
+        call_piece(0, id="", arguments="{}"),
+        call_piece(0, id="c", name="look", arguments='{"x":2}'),
+    ]
+    if not is_numbered:
+        for piece in pieces:
+            del piece["tool_calls"][0]["index"]
+    fold, reader = AnswerBlocks(), _reader("messages")
+    for piece in pieces:
+        fold.take(piece)
+        reader.seen.take(0, piece)
+    fold.finish()
+    assert [(b.call_id, b.name, b.text) for b in fold.blocks] == [
+        ("a", "look", '{"x":1}'), ("b", "find", "{}"), ("c", "look", '{"x":2}')
+    ]  # fmt: skip
+    assert [(call.id, call.name) for call in reader.seen.tool_calls] == [("a", "look"), ("b", "find"), ("c", "look")]
+
+
+def test_a_call_whose_pieces_each_have_an_id_of_their_own_is_one() -> None:
+    pieces = [
+        call_piece(0, id="a", name="look"),
+        call_piece(0, id="x", arguments="{"),
+        call_piece(0, id="y", arguments="}"),
+    ]
+    fold, reader = AnswerBlocks(), _reader("messages")
+    for piece in pieces:
+        fold.take(piece)
+        reader.seen.take(0, piece)
+    fold.finish()
+    assert [(b.call_id, b.text) for b in fold.blocks] == [("a", "{}")]
+    assert len(reader.seen.tool_calls) == 1
+
+
+@pytest.mark.parametrize("protocol", ["messages", "responses"])
+def test_other_choices_are_not_mixed_into_the_only_one(protocol: str) -> None:
+    other = chunk({"content": "OTHER"}, finish="stop")
+    other["choices"][0]["index"] = 1
+    alone = [*streamed([{"content": "x"}])]
+    shown, reader = _relayed(protocol, [alone[0], sse(other), *alone[1:]])
+    assert shown == _relayed(protocol, alone)[0]
+    assert reader.has_ended()
 
 
 @pytest.mark.parametrize("protocol", ["messages", "responses"])

@@ -50,7 +50,7 @@ class NativeMessageReader:
             has_output = self._delta(_index(value), _mapping(value.get("delta")) or {})
         elif kind == "message_delta":
             self._stop(_mapping(value.get("delta")) or {})
-            self.seen.usage = _mapping(value.get("usage")) or self.seen.usage
+            self._count(_mapping(value.get("usage")) or {})
         elif kind == "message_stop":
             self.seen.is_done = True
         elif kind == "error":
@@ -112,6 +112,10 @@ class NativeMessageReader:
             self.seen.take(0, {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]})
             return bool(arguments)
         return kind == "thinking_delta" and bool(delta.get("thinking"))
+
+    def _count(self, told: Json) -> None:
+        """Take a delta's counts, which are totals: one that a later delta leaves out is what it was."""
+        self.seen.usage = {**(self.seen.usage or {}), **{name: n for name, n in told.items() if n is not None}} or None
 
     def _stop(self, told: Json) -> None:
         if isinstance(reason := told.get("stop_reason"), str):

@@ -179,6 +179,26 @@ def test_a_stream_that_stops_gets_an_error_and_an_end_and_no_finish(end: str, co
     assert reader.seen.finish_reason is None
 
 
+@pytest.mark.parametrize("end", ["clean", "break"])
+def test_an_end_behind_the_first_of_two_choices_is_none(end: str) -> None:
+    both = [chunk({"content": "a"}), chunk({"content": "b"}), chunk({}, finish="stop")]
+    both[1]["choices"][0]["index"] = 1
+    reply, _, error, calls = _relay([event(part) for part in both], end)
+    assert error is not None
+    assert error.code == "stream_truncated"
+    assert calls == ["output", "output"]
+    assert _chunks(reply.data)[-1]["error"]
+
+
+def test_half_an_event_is_not_shown_though_it_ends_with_a_brace() -> None:
+    last = stream(["a"])[1]
+    cut = last.index(b"}") + 1
+    reply, _, error, _ = _relay([stream(["a"])[0], last[:cut]])
+    assert error is not None
+    assert [*map(len, _chunks(reply.data)[0]["choices"])] == [3]  # type: ignore[call-overload]
+    assert len(_chunks(reply.data)) == 2
+
+
 def test_a_finished_answer_without_the_end_mark_is_whole() -> None:
     parts = stream(["a"])[:-1]
     reply, _, error, calls = _relay([b"".join(parts)])

@@ -1,0 +1,83 @@
+"""When an answer is whole, and what is counted of it, whatever shape its engine gives its ends and its counts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from engine_adapter.openai_compatible import OpenAICompatible
+from gateway.protocols.anthropic.native import NativeMessageReader
+from gateway.protocols.openai import AnswerReader
+from gateway.protocols.sse import event_of, is_whole_event
+from tests.scripted_engine import Json, chunk, event, usage, usage_chunk
+
+
+def _reader(*, asks: bool = True) -> AnswerReader:
+    return AnswerReader(OpenAICompatible(), shows_usage=asks, shows_detail=False)
+
+
+def _choice(index: int, finish: str | None = None) -> bytes:
+    return event({"id": "c", "choices": [{"index": index, "delta": {"content": "x"}, "finish_reason": finish}]})
+
+
+def test_an_event_that_is_cut_behind_any_of_its_braces_is_not_whole() -> None:
+    whole = event(chunk({"content": "}"}, usage=usage(1, 1))).rstrip(b"\n")
+    cuts = [at for at in range(1, len(whole)) if whole[at - 1 : at] == b"}"]
+    assert len(cuts) > 3
+    assert [is_whole_event(whole[:at]) for at in cuts] == [False] * len(cuts)
+    assert is_whole_event(whole)
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_an_answer_of_several_choices_is_whole_when_all_of_them_are(last: int) -> None:
+    reader = _reader()
+    for index in (0, 1):
+        reader.event(_choice(index))
+    reader.event(_choice(1 - last, "stop"))
+    assert not reader.seen.is_answered
+    reader.event(_choice(last, "length"))
+    assert reader.seen.is_answered
+
+
+def test_an_empty_finish_reason_finishes_nothing() -> None:
+    reader = _reader()
+    reader.event(event(chunk({"content": "x"}, finish="")))
+    assert reader.seen.finish_reason is None
+    assert not reader.seen.is_answered
+
+
+def test_what_comes_behind_a_choices_end_does_not_undo_it() -> None:
+    reader = _reader()
+    reader.event(event(chunk({"content": "x"}, finish="stop")))
+    reader.event(event({**chunk({}), "usage": usage(7, 1)}))
+    assert reader.seen.is_answered
+
+
+@pytest.mark.parametrize("choices", [{}, {"choices": None}])
+def test_a_chunk_of_usage_has_choices_for_who_asked_for_it(choices: Json) -> None:
+    bare = {"id": "c", "usage": usage(7, 3), **choices}
+    shown, _ = _reader().event(event(bare))
+    assert json.loads(shown[6:]) == {"id": "c", "usage": usage(7, 3), "choices": []}
+    reader = _reader(asks=False)
+    assert b"usage" not in reader.event(event(bare))[0]
+    assert reader.seen.usage == usage(7, 3)
+    given = event(usage_chunk(7, 3))
+    assert _reader().event(given)[0] is given
+
+
+def test_counts_that_a_later_delta_leaves_out_are_what_they_were() -> None:
+    reader = NativeMessageReader()
+    told: list[Json] = [
+        {"type": "message_start", "message": {"usage": {"input_tokens": 0, "output_tokens": 1}}},
+        {"type": "message_delta", "delta": {}, "usage": {"input_tokens": 10, "cache_read_input_tokens": 90,
+                                                         "output_tokens": 2}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 7}},
+        {"type": "message_delta", "delta": {}, "usage": {"cache_read_input_tokens": None}},
+        {"type": "message_delta", "delta": {}},
+    ]  # fmt: skip
+    for each in told:
+        reader.event(event_of(json.dumps(each).encode()))
+    reading = reader.usage()
+    assert reading is not None
+    assert (reading.usage.fresh_tokens, reading.usage.hit_tokens, reading.usage.output_tokens) == (10, 90, 7)
