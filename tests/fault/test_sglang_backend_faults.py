@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,13 @@ from kvstore.page import Tier
 from kvstore.tiers.disk import lock_folder
 from kvstore.tiers.pool_server import PoolServer
 from kvstore.tiers.slab import HEADER_BYTES, SLAB_NAME
+from tests.e2e.real_sglang_index.processes import free_ports
 from tests.samples.sglang_host import Engine, key_chain
+from tests.samples.slow_way import SlowWay
 
 ALWAYS_WORTH = {"prefill_tokens_per_s": 0.001}
 KEYS = key_chain(8)
+PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -125,6 +129,34 @@ def test_a_silent_pool_does_not_take_the_disk_along(folder: Path, server: PoolSe
     finally:
         os.kill(process, signal.SIGCONT)
     engine.backend.close()
+
+
+def test_a_pool_that_was_late_is_asked_for_nothing_until_it_has_been_in_time() -> None:
+    (port,) = free_ports(1)
+    with PoolServer(max_bytes=32 << 20, port=port) as server:
+        way = SlowWay(port)
+        slow = {"pool": f"redis://127.0.0.1:{way.port}", "deadline_ms": 1000.0}
+        engine = Engine({**in_pool(server), **slow})
+        writer = Engine(in_pool(server))
+        assert writer.store(KEYS) == [True] * 8
+        assert engine.backend.batch_exists(KEYS) == 8
+        way.latency_s = 3.0
+        assert engine.load(KEYS) == [False] * 8
+        way.latency_s = 0.0
+        asked: list[int] = []
+        pool = engine.backend.shelves["kv"].store.tiers[0]
+        exists = pool.exists
+        pool.exists = lambda keys: (asked.append(len(keys)), exists(keys))[1]  # type: ignore[method-assign]
+        assert engine.backend.batch_exists(KEYS) == 0
+        assert asked == []
+        deadline_s = time.monotonic() + PATIENCE_S
+        while engine.backend.batch_exists(KEYS) != 8:  # read in the background, it is found to be in time
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        assert engine.load(KEYS) == [True] * 8
+        engine.backend.close()
+        writer.backend.close()
+        way.close()
 
 
 def test_a_pool_that_was_never_there_costs_nothing_but_hits(tmp_path: Path) -> None:
