@@ -29,6 +29,7 @@ LONG_BODY_BYTES = 1 << 17
 """Bodies longer than this are read and edited in a thread: other streams must not wait for them."""
 
 _LOOK_S = 1.0
+_PLAIN = {"content-type": "application/json", "accept-encoding": "identity"}
 _CHAT_PATH = "/v1/chat/completions"
 
 
@@ -101,7 +102,7 @@ class Asker:
             }
             members = {**members, **parts}
         own = {**(draft.forwarded if is_native else {}), **instance.spec.headers, **prepared.headers}
-        headers = {"content-type": "application/json", **_traced(draft), **own}
+        headers = {**_PLAIN, **_traced(draft), **own}
         url = f"{instance.spec.url}{draft.protocol.path if is_native else _CHAT_PATH}"
         body = await _edited(sent, members)
         return self._client.request("POST", url, headers, body, connect_timeout_s=instance.spec.timeouts.connect_s)
@@ -127,7 +128,7 @@ class Asker:
                     await asyncio.wait({task}, timeout=due_s)
                     if task.done():
                         is_taken = True
-                        return task.result()
+                        return _readable(task.result(), draft)
                     if instance.is_silent_for(limits.idle_timeout_s):
                         raise TimeoutError
                     if writer is not None and not writer.heartbeat_due_s():
@@ -177,6 +178,17 @@ class Asker:
                 total_timeout_s=own.total_s or common.total_timeout_s,
             )
         return limits
+
+
+def _readable(response: UpstreamResponse, draft: Draft) -> UpstreamResponse:
+    """Return an answer that can be read as it comes. Raises ``Lost`` for a compressed one, which nobody asked for: its
+    events are packed together, and its counts are hidden."""
+    coding = response.headers.get("content-encoding")
+    if coding is None or response.status != 200 or coding.strip().lower() in ("", "identity"):
+        return response
+    response.close()
+    draft.end_attempt(response.status, "compressed")
+    raise Lost(UpstreamUnusable("the engine answers compressed, which it was not asked for", code="engine_compressed"))
 
 
 async def _edited(sent: Sent, members: Mapping[str, object | Merge]) -> bytes:

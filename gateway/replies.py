@@ -6,12 +6,15 @@ from collections.abc import Mapping
 
 from gateway.answer_headers import AnswerHeaders
 from gateway.draft import Draft
-from gateway.errors import EngineGaveUp, GatewayError
+from gateway.errors import EngineGaveUp, GatewayError, UpstreamUnusable
 from gateway.relay import RelayOptions, Reply, StreamWriter
 from tracing.record import Outcome
 
 MAY_GO_ELSEWHERE = frozenset({429, 503})
 """With these an engine says that it took nothing on."""
+
+_NOT_THE_CLIENTS = frozenset({401, 407})
+"""With these an engine refuses the gateway's own key; what it says of it may quote it."""
 
 _PASSED_HEADERS = ("retry-after", "x-ratelimit-", "anthropic-ratelimit-")
 
@@ -31,14 +34,21 @@ class Replies:
         self.headers, self._options = headers, options
 
     async def show_refusal(self, refused: Refused, draft: Draft, reply: Reply) -> None:
-        """Give the client the engine's own refusal: status, words and Retry-After."""
+        """Give the client the engine's own refusal: status, words and Retry-After. One that is no client's business (a
+        redirection, the gateway's own key) is a failure of the engine's."""
+        if refused.status < 400 or refused.status in _NOT_THE_CLIENTS:
+            error = UpstreamUnusable(f"the engine answered {refused.status}", code=f"engine_{refused.status}")
+            draft.fail(error, Outcome.UPSTREAM_FAILED)
+            await self.show_error(error, draft, reply)
+            return
         outcome = Outcome.UPSTREAM_REFUSED if refused.status < 500 else Outcome.UPSTREAM_FAILED
         draft.end(outcome, refused.status, f"engine_{refused.status}")
         body = draft.protocol.engine_error_body(refused.status, refused.body, draft.request_id)
         if reply.is_started:
             await self._end_stream(body, draft, reply)
             return
-        passed = {name: value for name, value in refused.headers.items() if name.startswith(_PASSED_HEADERS)}
+        told = refused.headers.items()
+        passed = {n: v for n, v in told if n.startswith(_PASSED_HEADERS) and v.isascii() and v.isprintable()}
         await reply.send(refused.status, {**self.headers.of(draft), **passed, "content-type": "application/json"}, body)
 
     async def show_error(self, error: GatewayError, draft: Draft, reply: Reply) -> None:

@@ -93,12 +93,14 @@ async def test_only_allowlisted_headers_pass(client: Client, engine: ScriptedEng
         "content-type",
         "content-length",
         "accept",
+        "accept-encoding",
         "traceparent",
         "x-request-id",
         "x-override-rid",
     }
     assert got["x-request-id"] == got["x-override-rid"] == request_id
     assert got["traceparent"] == sent["traceparent"]
+    assert got["accept-encoding"] == "identity"
     assert "sk-secret" not in str(got)
 
 

@@ -1,0 +1,84 @@
+"""Engines that answer what no engine should: the client hears of it plainly, in its protocol, and of nothing else."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.gateways import Client, gateway_for
+from tests.scripted_engine import Json, Script, ScriptedEngine, answer, stream
+from tracing.record import Outcome
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running_engine() -> AsyncIterator[ScriptedEngine]:
+    async with ScriptedEngine() as engine:
+        yield engine
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(running_engine: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
+    health = {"interval_s": 0.05, "timeout_s": 2.0, "breaker_failures": 1000}
+    async with gateway_for([running_engine], tmp_path_factory.mktemp("home"), health=health) as client:
+        yield client
+        assert client.at_rest()
+
+
+@pytest.fixture
+def engine(running_engine: ScriptedEngine) -> ScriptedEngine:
+    """The engine, as if nobody had asked it anything yet."""
+    running_engine.forget()
+    return running_engine
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_compressed_answer_is_refused_and_never_shown(
+    gateway: Client, engine: ScriptedEngine, is_stream: bool
+) -> None:
+    packed: Json = {"headers": {"content-encoding": "gzip"}}
+    whole = json.dumps(answer("secret words")).encode()
+    if is_stream:
+        engine.script = Script(events=[gzip.compress(b"".join(stream(["secret words"])))], **packed)
+    else:
+        engine.script = Script(body=gzip.compress(whole), **packed)
+    async with gateway.chat(stream=is_stream) as response:
+        assert response.status == 502
+        assert (await response.json())["error"]["code"] == "engine_compressed"
+        record = await gateway.record(response.headers["x-keepwarm-request-id"])
+    assert (record.outcome, record.error) == (Outcome.UPSTREAM_FAILED, "engine_compressed")
+    assert engine.asked[0].headers["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize(("path", "more"), [("chat/completions", {}), ("messages", {"max_tokens": 4})])
+@pytest.mark.parametrize("status", [204, 302, 401, 407])
+async def test_a_refusal_that_is_not_about_the_client_is_not_told_as_one(
+    gateway: Client, engine: ScriptedEngine, status: int, path: str, more: Json
+) -> None:
+    words = {"error": {"message": "Incorrect API key provided: sk-of-the-engine", "type": "invalid_request_error"}}
+    body = b"" if status == 204 else json.dumps(words).encode()
+    engine.script = Script(status=status, body=body, headers={"location": "http://elsewhere/"})
+    asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **more}
+    async with gateway.session.post(f"{gateway.url}/v1/{path}", json=asked, allow_redirects=False) as response:
+        assert response.status == 502
+        assert "location" not in response.headers
+        said = await response.text()
+        record = await gateway.record(response.headers["x-keepwarm-request-id"])
+    assert str(status) in json.loads(said)["error"]["message"]
+    assert "sk-of-the-engine" not in said
+    assert (record.outcome, record.status, record.error) == (Outcome.UPSTREAM_FAILED, 502, f"engine_{status}")
+
+
+async def test_a_refusals_headers_pass_where_they_are_text(gateway: Client, engine: ScriptedEngine) -> None:
+    odd = {"retry-after": "7", "x-ratelimit-remaining-requests": "0", "x-ratelimit-odd": "\u00e9"}
+    engine.script = Script(status=400, body={"error": {"message": "no"}}, headers=odd)
+    async with gateway.chat({"te": "trailers"}) as response:  # which is served on aiohttp's side
+        assert response.status == 400
+        assert response.headers["retry-after"] == "7"
+        assert response.headers["x-ratelimit-remaining-requests"] == "0"
+        assert "x-ratelimit-odd" not in response.headers
