@@ -21,7 +21,7 @@ from tracing.errors import TraceStoreError, TraceStoreUnavailable
 from tracing.handoff import Handoff
 from tracing.received import ReceivedSpan, encode_span
 from tracing.record import RequestRecord
-from tracing.store_database import Place, Row
+from tracing.store_database import Parameters, Place, Row
 from tracing.store_lists import Money, RunFilter, RunKey, RunSummary, StoreTotals
 from tracing.store_reader import TraceReader
 from tracing.store_schema import INSERT_DETAIL, INSERT_LIFE, INSERT_SPAN, Statement, row_of
@@ -118,7 +118,7 @@ class TraceStore(TraceReader):
 
     def describe(self, detail: StepDetail) -> None:
         """Hand the detail of a record that was appended before to the writer; returns at once, and drops when full."""
-        values = {"detail": encode_detail(detail), "request_id": detail.request_id}
+        values: Parameters = {"detail": encode_detail(detail), "request_id": detail.request_id}
         self._add(_Extra([(INSERT_DETAIL, values)]))
 
     def receive(self, tenant: str, spans: Sequence[ReceivedSpan], at_ns: int) -> bool:

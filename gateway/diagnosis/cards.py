@@ -143,7 +143,17 @@ class _Step:
             return self._behind_the_text(comparison)
         if loss.cause in (Cause.UNKNOWN, Cause.EVICTION) and change is not None and self._moves_all(change.kind):
             return change.kind
+        if loss.cause is Cause.UNKNOWN and change is not None and self._ends_at(change):
+            return change.kind
         return _CAUSES[loss.cause]
+
+    def _ends_at(self, change: PromptChange) -> bool:
+        """Tell whether the hits end about where something is spelled otherwise: then that prompt shows it."""
+        if change.kind is not BreakKind.SPELLING:
+            return False
+        prompt, hits = self.record.usage.prompt_tokens, self.record.usage.hit_tokens
+        place = prompt * change.kept_chars // max(change.total_chars, 1)
+        return abs(hits - place) <= max(LEAST_TOKENS, prompt // 20)
 
     def _moves_all(self, kind: BreakKind) -> bool:
         """Tell whether a change of this kind leads an engine to another cache, though the tokens stay the same."""
