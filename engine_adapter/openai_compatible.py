@@ -53,8 +53,8 @@ class OpenAICompatible:
         return {}
 
     def read_usage(self, answer: Mapping[str, object]) -> UsageParts | None:
-        """Return the ``usage`` object where there is one."""
-        usage = mapping(answer.get("usage"))
+        """Return the ``usage`` object where there is one, also where some vendors put a stream's."""
+        usage = mapping(answer.get("usage")) or _usage_within(answer)
         return None if usage is None else UsageParts(usage, None)
 
     def read_load(self, body: bytes) -> Sequence[EngineLoad]:
@@ -73,6 +73,16 @@ class OpenAICompatible:
         """Read the list of models."""
         models, max_len = await read_models(client, url, headers)
         return InstanceFacts(models=models, max_model_len=max_len)
+
+
+def _usage_within(answer: Mapping[str, object]) -> Mapping[str, object] | None:
+    """Return the usage of a stream's last chunk that stands in its choice (Moonshot) or in ``x_groq`` (Groq)."""
+    choices = answer.get("choices")
+    holder = choices[0] if isinstance(choices, list) and choices else None
+    found = mapping(holder.get("usage")) if isinstance(holder, dict) else None
+    if found is None and (groq := mapping(answer.get("x_groq"))) is not None:
+        found = mapping(groq.get("usage"))
+    return found
 
 
 async def read_models(

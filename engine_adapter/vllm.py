@@ -29,6 +29,7 @@ from engine_adapter.base import (
     LoadSignal,
     Merge,
     Prepared,
+    UsageParts,
     mapping,
     whole_number,
 )
@@ -76,6 +77,11 @@ class Vllm(OpenAICompatible):
         if ask.priority:
             edits["priority"] = -ask.priority
         return Prepared(edits, plain.headers)
+
+    def read_usage(self, answer: Mapping[str, object]) -> UsageParts | None:
+        """Return the ``usage`` object, which stands at one place here."""
+        usage = mapping(answer.get("usage"))
+        return None if usage is None else UsageParts(usage, None)
 
     def rank_headers(self, rank: int) -> Mapping[str, str]:
         """Return the header that its own data-parallel router obeys."""

@@ -104,6 +104,26 @@ def test_usage_and_extension_are_read_where_they_stand() -> None:
     assert OpenAICompatible().read_usage({"usage": "many"}) is None
 
 
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "usage": {"prompt_tokens": 7}}]},
+        {"choices": [], "x_groq": {"id": "r", "usage": {"prompt_tokens": 7}}},
+        {"choices": [{"usage": None}], "usage": None, "x_groq": {"usage": {"prompt_tokens": 7}}},
+        {"choices": [{"usage": {"prompt_tokens": 8}}], "usage": {"prompt_tokens": 7}},
+    ],
+)
+def test_a_vendors_usage_is_found_where_it_stands(last: dict[str, object]) -> None:
+    read = OpenAICompatible().read_usage(last)
+    assert read is not None
+    assert read.usage == {"prompt_tokens": 7}
+
+
+@pytest.mark.parametrize("odd", [{"choices": [None]}, {"choices": {}}, {"x_groq": []}, {"x_groq": {"usage": 1}}])
+def test_what_is_no_usage_is_none(odd: dict[str, object]) -> None:
+    assert OpenAICompatible().read_usage(odd) is None
+
+
 def test_event_sockets_are_found_in_server_info() -> None:
     first, second = event_sources({"kv_events": _EVENTS}, "10.0.0.7")
     assert (first.endpoint, first.replay_endpoint, first.topic, first.rank) == (
