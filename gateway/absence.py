@@ -31,7 +31,8 @@ class Absence:
     def returned(self, now_s: float) -> None:
         """It is there."""
         if self._since_s is not None:
-            self._since_s, self._last_s = None, now_s - self._since_s
+            self._last_s = now_s - self._since_s
+            self._since_s = None
 
     def rest_s(self, now_s: float) -> float:
         """Return for how long it is expected to be away; 0 while it is there."""

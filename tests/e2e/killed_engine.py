@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine_adapter.embedded.weights import ensure_default_model
 from tests.e2e.failover import Stream, spread
 from tests.gateways import gateway_for
 from tracing.record import AttemptRole, Outcome, RequestRecord
@@ -37,6 +38,19 @@ class Options:
     streams: int
     tokens: int
     json: Path | None
+
+
+def spoken_model(folder: Path) -> Path:
+    """Return the default model as others' servers load it: its configuration names the class."""
+    source = ensure_default_model()
+    folder.mkdir()
+    for file in source.iterdir():
+        (folder / file.name).symlink_to(file)
+    config = folder / "config.json"
+    told = json.loads(config.read_text())
+    config.unlink()
+    config.write_text(json.dumps({**told, "architectures": ["LlamaForCausalLM"]}))
+    return folder
 
 
 def options(description: str | None) -> Options:

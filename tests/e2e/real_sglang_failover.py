@@ -16,9 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from engine_adapter.embedded.weights import ensure_default_model
 from tests.e2e.failover import MODEL
-from tests.e2e.killed_engine import Pair, killed, options, show
+from tests.e2e.killed_engine import Pair, killed, options, show, spoken_model
 from tests.e2e.real_sglang_index.processes import HERE, SglangServer
 
 PAGE, TOKENS = 16, 8192
@@ -32,7 +31,8 @@ def main() -> int:
         print(f"KEEPWARM_SGLANG_PYTHON names no Python with sglang: see {HERE / 'README.md'}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="keepwarm-sglang-") as scratch:
-        folder, model = Path(scratch), ensure_default_model()
+        folder = Path(scratch)
+        model = spoken_model(folder / "model")
         servers = [
             SglangServer(python, model, name, page=PAGE, tokens=TOKENS, folder=folder, served=MODEL)
             for name in ("one", "two")

@@ -15,9 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from engine_adapter.embedded.weights import ensure_default_model
 from tests.e2e.failover import MODEL
-from tests.e2e.killed_engine import Pair, killed, options, show
+from tests.e2e.killed_engine import Pair, killed, options, show, spoken_model
 from tests.e2e.real_vllm.processes import VllmServer
 
 
@@ -29,7 +28,8 @@ def main() -> int:
         print("KEEPWARM_VLLM_PYTHON names no Python with vllm: see tests/e2e/real_vllm/README.md", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="keepwarm-vllm-") as scratch:
-        folder, model = Path(scratch), ensure_default_model()
+        folder = Path(scratch)
+        model = spoken_model(folder / "model")
         servers = [VllmServer(python, model, name, folder, None, served=MODEL) for name in ("one", "two")]
         try:
             for server in servers:
