@@ -18,6 +18,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
+from engine_adapter.turns import Turns
 from engine_adapter.wire_events import WireError, decode_batch
 from kvstore.events import EventBatch
 
@@ -26,9 +27,10 @@ _END = b"\xff" * 8
 
 @dataclass(frozen=True, slots=True)
 class Undecodable:
-    """A frame that could not be understood; what it said is lost."""
+    """A frame that could not be understood; what it said is lost. ``sequence``: its batch's number, if it has one."""
 
     error: str
+    sequence: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +42,27 @@ Arrival = EventBatch | Undecodable | Reconnected
 
 
 @dataclass(frozen=True, slots=True)
+class Replay:
+    """A publisher's answer: the ``batches`` that could be understood, in order, and the number of the ``last`` one that
+    came, understood or not; ``None``: none came."""
+
+    batches: list[EventBatch]
+    last: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class EventSocketOptions:
-    """``queue_frames`` bounds what ZMQ keeps for us; ``replay_timeout_s`` is for the whole replay."""
+    """``queue_frames`` bounds what ZMQ keeps for us; ``replay_timeout_s`` is for the whole replay.
+
+    A connection on which nothing came back for ``silence_s`` is made anew: where a machine or a path between is gone
+    without a word, nobody else would notice. It is asked for a sign of life three times in that time.
+    """
 
     topic: str = ""
     queue_frames: int = 100_000
     replay_timeout_s: float = 10.0
     replay_batches: int = 20_000
+    silence_s: float = 15.0
 
 
 class EventSocket:
@@ -75,6 +91,10 @@ class EventSocket:
         live.setsockopt(zmq.LINGER, 0)
         live.setsockopt(zmq.RCVHWM, self.options.queue_frames)
         live.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
+        silence_ms = round(1000 * self.options.silence_s)
+        live.setsockopt(zmq.HEARTBEAT_IVL, silence_ms // 3)
+        live.setsockopt(zmq.HEARTBEAT_TIMEOUT, silence_ms)
+        live.setsockopt(zmq.HANDSHAKE_IVL, silence_ms)  # as long, until what is there has shown that it is a publisher
         live.setsockopt_string(zmq.SUBSCRIBE, self.options.topic)
         self._monitor = live.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         live.connect(self.endpoint)
@@ -121,11 +141,10 @@ class EventSocket:
             if live in ready:
                 yield _arrival(await live.recv_multipart())
 
-    async def replay(self, first: int) -> list[EventBatch] | None:
-        """Fetch the batches from number ``first`` on that the publisher still has, in order.
+    async def replay(self, first: int) -> Replay | None:
+        """Fetch the batches from number ``first`` on that the publisher still has.
 
-        ``None`` if there is no replay socket, or it does not answer in time. Batches that can't be understood are left
-        out.
+        ``None`` if there is no replay socket, or it does not answer in time.
         """
         if self.replay_endpoint is None:
             return None
@@ -142,21 +161,28 @@ class EventSocket:
         finally:
             socket.close(0)
 
-    async def _read_replay(self, socket: zmq.asyncio.Socket) -> list[EventBatch] | None:
+    async def _read_replay(self, socket: zmq.asyncio.Socket) -> Replay | None:
         batches: dict[int, EventBatch] = {}
-        while len(batches) <= self.options.replay_batches:
+        last: int | None = None
+        turns = Turns()  # frames that are there already are received without a pause
+        for _ in range(self.options.replay_batches + 1):
             frames = await socket.recv_multipart()
             if len(frames) >= 2 and frames[-2] == _END:
-                return [batches[number] for number in sorted(batches)]
-            if isinstance(arrival := _arrival(frames), EventBatch):
+                return Replay([batches[number] for number in sorted(batches)], last)
+            arrival = _arrival(frames)
+            if isinstance(arrival, EventBatch):
                 batches[arrival.sequence] = arrival
+            if arrival.sequence is not None:
+                last = arrival.sequence if last is None else max(last, arrival.sequence)
+            await turns.give()
         return None
 
 
 def _arrival(frames: Sequence[bytes]) -> EventBatch | Undecodable:
     if len(frames) < 2 or len(frames[-2]) != 8:
         return Undecodable(f"{len(frames)} frames without a sequence number")
+    sequence = int.from_bytes(frames[-2], "big")
     try:
-        return decode_batch(int.from_bytes(frames[-2], "big"), frames[-1])
+        return decode_batch(sequence, frames[-1])
     except WireError as error:
-        return Undecodable(str(error))
+        return Undecodable(str(error), sequence)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from engine_adapter.base import EventSource
 from engine_adapter.event_socket import EventSocket, EventSocketOptions, Reconnected, Undecodable
+from engine_adapter.turns import Turns
+from kvstore.events import EventBatch
 from kvstore.page import Tier
 from radix_index.base import LOCAL_TIERS, Knowledge, PrefixIndex
 from radix_index.resync import Resync, ResyncOptions, Step
@@ -46,6 +48,7 @@ class Feed:
         )
         self._shown: Knowledge | None = None
         self._is_unproved = resumed is not None
+        self._is_folding = False  # many batches, one by one: the index is in between
         self._restarts = 0
         self.resets = 0
         """How often all that it had said was forgotten."""
@@ -55,13 +58,31 @@ class Feed:
 
     @property
     def knowledge(self) -> Knowledge:
-        """How far what was folded can be trusted; not at all before a snapshot is proved."""
-        return Knowledge.STALE if self._is_unproved else self._resync.knowledge
+        """How far what was folded can be trusted; not at all before a snapshot is proved, or amid a replay."""
+        return Knowledge.STALE if self._is_unproved or self._is_folding else self._resync.knowledge
 
     @property
     def is_settling(self) -> bool:
         """Whether a replay is under way that will tell soon what is known."""
-        return self._is_unproved or self._resync.asked is not None
+        return self._is_unproved or self._is_folding or self._resync.asked is not None
+
+    @property
+    def waiting_blocks(self) -> int:
+        """Blocks that were announced behind a parent that is not known."""
+        return self._fold.orphans.blocks
+
+    def faults(self) -> Mapping[str, int]:
+        """Return how often what went wrong with its events, since it is followed."""
+        stream, fold = self._resync.stats, self._fold
+        return {
+            "gap": stream.gaps,
+            "duplicate": stream.duplicates,
+            "restart": stream.restarts,
+            "failed replay": stream.failed_replays,
+            "not understood": stream.undecodable,
+            "orphan dropped": fold.orphans.dropped_blocks,
+            **{f"ignored: {reason}": count for reason, count in fold.stats.ignored.items()},
+        }
 
     @property
     def pool(self) -> str | None:
@@ -71,12 +92,12 @@ class Feed:
     @property
     def next_sequence(self) -> int | None:
         """The number of the next batch to fold; every earlier one is in the index. ``None`` until that is known."""
-        return self._resync.expected
+        return None if self._is_folding else self._resync.expected
 
     def state(self) -> SourceState | None:
         """Return what a later process needs to go on from here; ``None`` while it is in doubt what is known."""
         reached = self._resync.reached(REMEMBERED_BATCHES)
-        if reached is None or self._is_unproved:
+        if reached is None or self._is_unproved or self._is_folding:
             return None
         fold, (next_sequence, seen) = self._fold, reached
         # Chains that wait for their parents are not kept: what hangs on them will then be missing.
@@ -109,7 +130,7 @@ class Feed:
                 if isinstance(arrival, Reconnected):
                     step = self._resync.reconnected()
                 elif isinstance(arrival, Undecodable):
-                    step = self._resync.undecodable()
+                    step = self._resync.undecodable(arrival.sequence)
                 else:
                     step = self._resync.receive(arrival)
                 await self._take(step, socket)
@@ -121,14 +142,28 @@ class Feed:
                 self._on_restart()
             if step.reset:
                 self._reset()
-            for batch in step.apply:
-                self._fold.apply(batch)
+            await self._apply(step.apply)
             if step.ask is None:
                 self._is_unproved = False
                 self._tell()
                 return
             self._tell()
-            step = self._resync.replayed(await socket.replay(step.ask))
+            replay = await socket.replay(step.ask)
+            step = self._resync.replayed(None) if replay is None else self._resync.replayed(replay.batches, replay.last)
+
+    async def _apply(self, batches: Sequence[EventBatch]) -> None:
+        """Fold them: one at once, the thousands of a replay in turns with everybody else on the event loop."""
+        if len(batches) <= 1:
+            for batch in batches:
+                self._fold.apply(batch)
+            return
+        self._is_folding = True
+        self._tell()
+        turns = Turns()
+        for batch in batches:
+            self._fold.apply(batch)
+            await turns.give()
+        self._is_folding = False
 
     def _reset(self) -> None:
         """Forget what it said. A snapshot that nothing follows on may also claim what has left its pool since."""

@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from gateway.breaker import State
+from gateway.feeds import Feed
 from gateway.fleet import Fleet, Instance
 from gateway.flights import Flights
 from gateway.snapshots import SnapshotStats
@@ -29,6 +30,13 @@ _INSTANCE_GAUGES: dict[str, tuple[str, Callable[[Instance], float]]] = {
     "keepwarm_instance_events_degraded": (
         "1 while the instance publishes events and some of what it holds is not known from them",
         lambda i: float(i.knowledge in (Knowledge.STALE, Knowledge.PARTIAL)),
+    ),
+}
+
+_FEED_GAUGES: dict[str, tuple[str, Callable[[Feed], float]]] = {
+    "keepwarm_instance_events_waiting_blocks": (
+        "Blocks that the instance announced behind a block that is not known, so that nobody can name them yet",
+        lambda feed: feed.waiting_blocks,
     ),
 }
 
@@ -72,6 +80,21 @@ class StateCollector(Collector):
             for instance in self._fleet.instances.values():
                 family.add_metric((instance.id,), value(instance))
             yield family
+        feeds = [(i.id, i.feed) for i in self._fleet.instances.values() if i.feed is not None]
+        for name, (text, told) in _FEED_GAUGES.items():
+            family = GaugeMetricFamily(name, text, labels=("instance",))
+            for instance_id, feed in feeds:
+                family.add_metric((instance_id,), told(feed))
+            yield family
+        faults = CounterMetricFamily(
+            "keepwarm_instance_event_faults",
+            "Faults in the instance's events, and events that say nothing that can be indexed, since it is followed",
+            labels=("instance", "kind"),
+        )
+        for instance_id, feed in feeds:
+            for kind, count in feed.faults().items():
+                faults.add_metric((instance_id, kind), count)
+        yield faults
         for name, (text, score) in _PREDICTION_GAUGES.items():
             family = GaugeMetricFamily(name, text, labels=("instance", "basis"))
             for instance in self._fleet.instances.values():

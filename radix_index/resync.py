@@ -4,12 +4,13 @@ A publisher numbers its batches from 0 in each life and keeps the last few thous
 a subscriber may join late, and a frame can be lost. ``Resync`` decides, for every frame that arrives, what may be
 applied; the caller does the I/O:
 
-    step = resync.receive(batch)          # or .start(), .reconnected(), .undecodable(), .replayed(batches)
+    step = resync.receive(batch)          # or .start(), .reconnected(), .undecodable(number), .replayed(batches, last)
     if step.reset: fold.reset()
     for batch in step.apply: fold.apply(batch)
     if step.ask is not None: fetch the batches from number step.ask on, then call resync.replayed(them, or None)
 
-While batches are missing the state is ``STALE`` and what comes later is held back. A replay is asked from one batch
+While batches are missing the state is ``STALE`` and what comes later is held back. A batch that came and could not be
+understood is missing like any other, also when it is the last one. A replay is asked from one batch
 *before* the first missing one: only if that batch is the one that we know is it still the same life, otherwise the
 publisher has restarted behind our back and everything it said before is void.
 """
@@ -70,6 +71,7 @@ class Resync:
         self.knowledge = self._knowledge_before = Knowledge.PARTIAL
         self.asked: int | None = None  # the replay that is under way
         self.expected: int | None = None  # the next number to apply; None: whatever comes next
+        self._told = -1  # the last number that is known to have been published, though perhaps not understood
         self._asks_left = options.asks
         self._held: OrderedDict[int, EventBatch] = OrderedDict()
         self._seen: OrderedDict[int, float] = OrderedDict()  # applied lately: number → time stamp, to know a life again
@@ -90,6 +92,8 @@ class Resync:
         """Return the next number and the ``last`` batches applied, for ``resume``; ``None`` while that is in doubt."""
         if self.expected is None or self.asked is not None or self.knowledge is Knowledge.STALE or self._held:
             return None
+        if self.expected and not self._seen:
+            return None  # nothing by which the life could be known again
         return self.expected, tuple(islice(self._seen.items(), max(0, len(self._seen) - last), None))
 
     def receive(self, batch: EventBatch) -> Step:
@@ -115,13 +119,20 @@ class Resync:
         """The connection was lost and is back: anything may have happened in between."""
         return Step() if self.asked is not None else self._lost() if self.expected is not None else self._ask(0)
 
-    def undecodable(self) -> Step:
-        """A frame came that could not be understood."""
+    def undecodable(self, number: int | None = None) -> Step:
+        """A frame came that could not be understood; ``number``: of its batch, if that much could be."""
         self.stats.undecodable += 1
+        if number is not None:
+            self._told = max(self._told, number)
         return self.reconnected()
 
-    def replayed(self, batches: Sequence[EventBatch] | None) -> Step:
-        """Take the answer to the last ``ask``: the publisher's batches from there on, or ``None`` if it gave none."""
+    def replayed(self, batches: Sequence[EventBatch] | None, last: int | None = None) -> Step:
+        """Take the answer to the last ``ask``: the publisher's batches from there on, or ``None`` if it gave none.
+
+        ``last``: the highest number that came with it, where not every batch could be understood.
+        """
+        if last is None and batches:
+            last = batches[-1].sequence
         asked, self.asked = self.asked, None
         if asked is None:
             return Step()
@@ -129,37 +140,40 @@ class Resync:
         if batches is None:
             return self._give_up()
         if self.expected is None:
-            return self._replayed_whole(batches)
-        return self._replayed_since(batches)
+            return self._replayed_whole(batches, last)
+        return self._replayed_since(batches, last)
 
-    def _replayed_whole(self, batches: Sequence[EventBatch]) -> Step:
+    def _replayed_whole(self, batches: Sequence[EventBatch], last: int | None) -> Step:
         """A replay from 0 into an empty index."""
         self._merge(batches)
-        if not batches and not self._held:
+        self._told = max(self._told, -1 if last is None else last)
+        if self._told < 0 and not self._held:
             self.expected, self.knowledge = 0, Knowledge.COMPLETE  # it has never published
             return Step()
         if 0 not in self._held:
             return self._give_up()
         return self._begin_at(0)
 
-    def _replayed_since(self, batches: Sequence[EventBatch]) -> Step:
+    def _replayed_since(self, batches: Sequence[EventBatch], last: int | None) -> Step:
         """A replay from one batch before the first missing one."""
         assert self.expected is not None
         anchor = self.expected - 1
         witness = next((batch for batch in batches if batch.sequence == anchor), None)
-        if witness is None and batches and batches[0].sequence > anchor >= 0:
-            return self._give_up()  # no longer buffered: neither the life nor the missing batches can be had
+        if witness is None and last is not None and last >= anchor >= 0:
+            return self._give_up()  # no longer buffered, or not understood: nothing can be said of the life
         if anchor >= 0 and (witness is None or not self._is_known(witness)):
             self.stats.restarts += 1
             self._held.clear()
             return self._start_over()
         self._merge(batches)
+        self._told = max(self._told, -1 if last is None else last)
         return self._resume()
 
     def _resume(self) -> Step:
         """The life is known to be the same: go on, and ask again if something is still missing."""
         apply = self._drain()
-        if not self._held:
+        assert self.expected is not None
+        if not self._held and self.expected > self._told:
             self._asks_left = self.options.asks
             if self.knowledge is Knowledge.STALE:
                 self.knowledge = self._knowledge_before
@@ -207,20 +221,30 @@ class Resync:
 
     def _forget_life(self) -> None:
         self._seen.clear()
+        self._told = -1
         self.asked, self.expected, self.knowledge = None, None, Knowledge.PARTIAL
         self._asks_left = self.options.asks
 
     def _give_up(self) -> Step:
-        """The missing batches can't be had: forget the source, go on with the last unbroken run of what came later."""
+        """The missing batches can't be had: forget the source, go on with the last unbroken run of what came later.
+
+        A batch that could not be understood ends a run, so where it was the last one only its number remains.
+        """
         self.stats.failed_replays += 1
         run: list[EventBatch] = []
         for number in sorted(self._held):
             batch = self._held[number]
-            run = [*run, batch] if run and run[-1].sequence + 1 == number else [batch]
+            if run and run[-1].sequence + 1 != number:
+                run.clear()
+            run.append(batch)
+        told = self._told if self._told >= (self.expected or 0) else -1
+        if run and run[-1].sequence < told:
+            run.clear()
+        reached = run[-1].sequence if run else told
         self._held.clear()
         self._forget_life()
         self._note(run)
-        self.expected = run[-1].sequence + 1 if run else None
+        self._told, self.expected = reached, reached + 1 if reached >= 0 else None
         return Step(reset=True, apply=tuple(run))
 
     def _merge(self, batches: Iterable[EventBatch]) -> None:

@@ -100,7 +100,7 @@ async def batches(session: aiohttp.ClientSession, engine: str) -> int:
     socket = EventSocket("", f"tcp://127.0.0.1:{events['replay_endpoint_port_base']}")
     published = await socket.replay(0)
     assert published is not None
-    return published[-1].sequence + 1 if published else 0
+    return 0 if published.last is None else published.last + 1
 
 
 async def direct(session: aiohttp.ClientSession, engine: str, messages: list[Json]) -> None:

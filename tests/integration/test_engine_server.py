@@ -306,8 +306,9 @@ async def test_events_name_the_blocks_of_a_prompt(
     held: dict[Tier, set[int]] = {}
     async with asyncio.timeout(20):
         while not all(wanted <= held.get(tier, set()) for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK)):
-            batches = await socket.replay(0)
-            assert batches is not None
+            replay = await socket.replay(0)
+            assert replay is not None
+            batches = replay.batches
             assert [batch.sequence for batch in batches] == list(range(len(batches)))
             assert isinstance(batches[0].events[0], TierCleared)
             held = {}
@@ -364,8 +365,9 @@ async def test_a_restart_on_the_same_disk_serves_from_it(process: ServerProcess)
     assert again.sglext["cached_tokens_details"]["disk"] == hit
     assert again.choices[0].message.content == first.choices[0].message.content
     socket = EventSocket("tcp://127.0.0.1:1", f"tcp://127.0.0.1:{process.ready['kv_replay_port']}")
-    batches = await socket.replay(0)
-    assert batches is not None
+    replay = await socket.replay(0)
+    assert replay is not None
+    batches = replay.batches
     assert isinstance(batches[0].events[0], TierCleared)
     stored = [event for batch in batches for event in batch.events if isinstance(event, BlocksStored)]
     assert any(event.tier is Tier.DISK for event in stored)

@@ -10,7 +10,8 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from engine_adapter.event_socket import Arrival, EventSocket, EventSocketOptions, Reconnected, Undecodable
+from engine_adapter import turns
+from engine_adapter.event_socket import Arrival, EventSocket, EventSocketOptions, Reconnected, Replay, Undecodable
 from kvstore.event_wire import encode_sglang
 from kvstore.events import BlocksRemoved, EventBatch
 from kvstore.page import Tier
@@ -102,11 +103,16 @@ async def test_batches_arrive_in_order_and_other_topics_do_not(context: zmq.asyn
 
 
 @pytest.mark.parametrize(
-    "parts",
-    [[b""], [b"kv"], [b"kv", b"short", encode_sglang(batch(1))], [b"kv", (1).to_bytes(8, "big"), b"nonsense"]],
+    ("parts", "number"),
+    [
+        ([b""], None),
+        ([b"kv"], None),
+        ([b"kv", b"short", encode_sglang(batch(1))], None),
+        ([b"kv", (1).to_bytes(8, "big"), b"nonsense"], 1),
+    ],
 )
 async def test_a_frame_that_cannot_be_understood_is_handed_on_as_such(
-    context: zmq.asyncio.Context, parts: list[bytes]
+    context: zmq.asyncio.Context, parts: list[bytes], number: int | None
 ) -> None:
     publisher = Publisher(context)
     async with EventSocket(publisher.endpoint, context=context) as socket:
@@ -115,6 +121,7 @@ async def test_a_frame_that_cannot_be_understood_is_handed_on_as_such(
         await publisher.send(*frames(2))
         broken, whole = await take(aiter(socket), 2)
     assert isinstance(broken, Undecodable)
+    assert broken.sequence == number
     assert isinstance(whole, EventBatch)
     publisher.close()
 
@@ -150,6 +157,84 @@ async def test_a_publisher_that_comes_back_is_reported_before_what_it_says(conte
     second.close()
 
 
+class Path:
+    """TCP between a subscriber and a publisher; ``lose`` lets what there is of it fall silent, without a word."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._lost: set[asyncio.StreamWriter] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def __aenter__(self) -> str:
+        self._server = await asyncio.start_server(self._pass_on, "127.0.0.1", 0)
+        return f"tcp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def __aexit__(self, *error: object) -> None:
+        self._server.close()
+        for writer in self._writers:
+            writer.close()
+
+    def lose(self) -> None:
+        self._lost |= self._writers
+
+    async def _pass_on(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        far, on = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers |= {back, on}
+        await asyncio.gather(self._copy(near, on), self._copy(far, back))
+
+    async def _copy(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(1 << 16):
+            if target not in self._lost:
+                target.write(data)
+
+
+async def test_a_connection_that_fell_silent_without_a_word_is_made_anew(context: zmq.asyncio.Context) -> None:
+    publisher = Publisher(context)
+    path = Path(int(publisher.endpoint.rpartition(":")[2]))
+    options = EventSocketOptions(silence_s=0.3)
+    async with path as endpoint, EventSocket(endpoint, options=options, context=context) as socket:
+        arrivals = aiter(socket)
+        await publisher.subscribed()
+        await publisher.send(*frames(1))
+        await take(arrivals, 1)
+        path.lose()
+        await publisher.send(*frames(2))
+        (arrival,) = await take(arrivals, 1)
+        assert isinstance(arrival, Reconnected)
+    publisher.close()
+
+
+async def test_others_have_their_turns_while_a_long_replay_is_read(
+    context: zmq.asyncio.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "TURN_S", 0.0)
+    receiver = context.socket(zmq.DEALER)
+    port = receiver.bind_to_random_port("tcp://127.0.0.1")
+    sender = context.socket(zmq.DEALER)
+    sender.connect(f"tcp://127.0.0.1:{port}")
+    for number in range(200):
+        await sender.send_multipart(frames(number))
+    await sender.send_multipart([b"", END, b""])
+    others = 0
+
+    async def have_turns() -> None:
+        nonlocal others
+        while True:
+            await asyncio.sleep(0)
+            others += 1
+
+    async with asyncio.timeout(DEADLINE_S):
+        await receiver.poll()
+        task = asyncio.create_task(have_turns())
+        replay = await EventSocket("", context=context)._read_replay(receiver)
+    task.cancel()
+    assert replay is not None
+    assert len(replay.batches) == 200
+    assert others >= 199
+    receiver.close(0)
+    sender.close(0)
+
+
 async def test_an_absent_publisher_is_silent_and_leaving_does_not_hang(context: zmq.asyncio.Context) -> None:
     probe = Publisher(context)
     probe.close()
@@ -170,7 +255,8 @@ async def test_a_replay_is_everything_up_to_the_end_mark(context: zmq.asyncio.Co
         assert asked == [4, 5]
     assert got == again
     assert got is not None
-    assert [b.sequence for b in got] == [4, 5, 7]
+    assert [b.sequence for b in got.batches] == [4, 5, 7]
+    assert got.last == 7
 
 
 async def test_an_empty_replay_is_not_a_failed_one(context: zmq.asyncio.Context) -> None:
@@ -178,7 +264,7 @@ async def test_an_empty_replay_is_not_a_failed_one(context: zmq.asyncio.Context)
         replayer(context, [[b"", END, b""]]) as (endpoint, _),
         EventSocket("tcp://127.0.0.1:1", endpoint, context=context) as socket,
     ):
-        assert await socket.replay(0) == []
+        assert await socket.replay(0) == Replay([], None)
 
 
 async def test_a_replay_without_an_end_ends_at_the_deadline_or_the_limit(context: zmq.asyncio.Context) -> None:

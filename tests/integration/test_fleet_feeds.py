@@ -11,8 +11,8 @@ import pytest
 from engine_adapter.wire_client import WireClient
 from gateway.commands.check import _instance as check_instance
 from gateway.settings import InstanceSettings
-from kvstore.block import routing_hashes, routing_seed
-from kvstore.events import BlocksRemoved, TierCleared
+from kvstore.block import content_hashes, event_hash, routing_hashes, routing_seed
+from kvstore.events import BlocksRemoved, BlocksStored, TierCleared
 from kvstore.page import Tier
 from radix_index.base import Knowledge
 from tests.gateways import Client, gateway_for
@@ -85,6 +85,26 @@ async def test_the_index_follows_removals_and_flushes(tmp_path: Path) -> None:
         assert await _routed(client, PROMPT) == ("e0", 2 * BLOCK, (0, 2 * BLOCK, 0, 0), True)
         a.publisher.publish([TierCleared((Tier.DEVICE, Tier.HOST))])
         await client.until(lambda: _blocks(client) == 0)
+
+
+async def test_faults_of_events_are_counted(tmp_path: Path) -> None:
+    async with _fleet(tmp_path) as (client, a, _):
+        parent, child = (content_hashes(PROMPT, BLOCK)[at] for at in (0, 1))
+        orphan = BlocksStored((event_hash(child),), event_hash(parent), PROMPT[BLOCK : 2 * BLOCK], BLOCK, Tier.DEVICE)
+        a.publisher.publish([orphan])
+        a.publisher.forward(b"nonsense")
+        await client.until(lambda: _knowledge(client, "e0") is Knowledge.PARTIAL)
+        a.publisher.publish([orphan])
+        feed = client.gateway.fleet.instances["e0"].feed
+        await client.until(
+            lambda: feed is not None and feed.waiting_blocks == 1 and feed.knowledge is Knowledge.PARTIAL
+        )
+        async with client.session.get(f"{client.url}/metrics") as response:
+            page = await response.text()
+    assert 'keepwarm_instance_events_waiting_blocks{instance="e0"} 1.0' in page
+    assert 'keepwarm_instance_event_faults_total{instance="e0",kind="not understood"} 1.0' in page
+    assert 'keepwarm_instance_event_faults_total{instance="e1",kind="not understood"} 0.0' in page
+    assert 'keepwarm_instance_events_degraded{instance="e0"} 1.0' in page
 
 
 async def test_a_pool_is_everybodys(tmp_path: Path) -> None:

@@ -40,7 +40,9 @@ async def settled(client: Client) -> None:
     (source,), feed = instance.facts.event_sources, instance.feed
     assert feed is not None
     published = await EventSocket(source.endpoint, source.replay_endpoint).replay(0)
-    last = published[-1].sequence
+    assert published is not None
+    assert published.last is not None
+    last = published.last
     await client.until(lambda: feed.next_sequence is not None and feed.next_sequence > last)
 
 

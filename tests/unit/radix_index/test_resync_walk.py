@@ -51,6 +51,7 @@ class Engine:
     def __init__(self, *, buffered: int = 10_000, clock_steps_back: bool = False, flush_first: bool = False) -> None:
         self.buffered, self.flush_first, self.clock_steps_back = buffered, flush_first, clock_steps_back
         self.lives: list[list[EventBatch]] = [[]]
+        self.garbled: set[int] = set()  # numbers of batches that nobody understands
         self.clock = 1000.0
 
     @property
@@ -78,10 +79,14 @@ class Engine:
 
     def restart(self) -> None:
         self.lives.append([])
+        self.garbled.clear()
         self.clock += -500.5 if self.clock_steps_back else 10.0
 
-    def replay(self, first: int) -> list[EventBatch]:
-        return [batch for batch in self.said[-self.buffered :] if batch.sequence >= first]
+    def replay(self, first: int) -> tuple[list[EventBatch], int | None]:
+        """Return the batches that a receiver understands, and the number of the last one that it gets."""
+        batches = [batch for batch in self.said[-self.buffered :] if batch.sequence >= first]
+        last = batches[-1].sequence if batches else None
+        return [batch for batch in batches if batch.sequence not in self.garbled], last
 
 
 @dataclass
@@ -128,6 +133,13 @@ class Gateway:
         after.take(after.resync.start())
         return after
 
+    def receive(self, batch: EventBatch) -> None:
+        """Take a live frame, which may be one that nobody understands."""
+        if batch.sequence in self.engine.garbled:
+            self.take(self.resync.undecodable(batch.sequence))
+        else:
+            self.take(self.resync.receive(batch))
+
     def take(self, step: Step) -> None:
         for _ in range(20):
             if step.reset:
@@ -138,7 +150,7 @@ class Gateway:
             self.verify()
             if step.ask is None:
                 return
-            step = self.resync.replayed(self.engine.replay(step.ask) if next(self.answers) else None)
+            step = self.resync.replayed(*(self.engine.replay(step.ask) if next(self.answers) else (None,)))
         raise AssertionError("asks for replays without end")
 
     def verify(self) -> None:
@@ -328,7 +340,7 @@ def test_a_gap_is_stale_at_once_and_exact_again_after_the_replay() -> None:
     assert gateway.resync.knowledge is Knowledge.STALE
     gateway.take(gateway.resync.receive(engine.say(chance)))
     assert gateway.resync.knowledge is Knowledge.STALE
-    gateway.take(gateway.resync.replayed(engine.replay(0)))
+    gateway.take(gateway.resync.replayed(*engine.replay(0)))
     assert_exact(gateway)
     assert (gateway.resync.stats.gaps, gateway.resync.stats.replays) == (1, 2)
 
@@ -379,6 +391,56 @@ def test_an_undecodable_frame_is_made_good_by_a_replay() -> None:
     assert gateway.resync.stats.undecodable == 1
 
 
+@pytest.mark.parametrize("can_replay", [True, False], ids=["replay", "no replay"])
+@pytest.mark.parametrize("is_there_first", [True, False], ids=["live", "only in the first replay"])
+@pytest.mark.parametrize("garbled", [1, 2, LENGTH], ids="{} not understood".format)
+def test_a_batch_that_nobody_understands_is_missing_also_as_the_last_one(
+    can_replay: bool, is_there_first: bool, garbled: int
+) -> None:
+    """Replays repeat it as it is, so what it said can't be had: nothing is complete until everything is flushed."""
+    for at in range(LENGTH - garbled + 1):
+        chance = random.Random(at)
+        engine = Engine()
+        gateway = Gateway(engine, can_replay)
+        engine.garbled.update(range(at, at + garbled))
+        if is_there_first:
+            gateway.take(gateway.resync.start())
+        for _ in range(at + garbled):
+            frame = engine.say(chance)
+            if is_there_first:
+                gateway.receive(frame)
+        if not is_there_first:
+            gateway.take(gateway.resync.start())
+        assert gateway.resync.knowledge is Knowledge.PARTIAL
+        assert not any(gateway.index.match(hashes)["a"].blocks for hashes in HASHES)
+        for _ in range(2):
+            gateway.receive(engine.say(chance))
+            assert gateway.resync.knowledge is not Knowledge.STALE
+        assert gateway.resync.stats.restarts == 0
+        engine.said.append(EventBatch(len(engine.said), engine.clock + 1, (FLUSH,)))
+        gateway.receive(engine.said[-1])
+        assert_exact(gateway)
+
+
+def test_an_engine_that_nobody_understands_costs_a_few_short_replays_a_batch() -> None:
+    chance = random.Random(4)
+    engine = Engine()
+    gateway = Gateway(engine)
+    gateway.take(gateway.resync.start())
+    engine.garbled.update(range(100))
+    for _ in range(20):
+        engine.say(chance)
+    asked: list[int] = []
+    replay = engine.replay
+    engine.replay = lambda first: (asked.append(first), replay(first))[1]  # type: ignore[method-assign, func-returns-value]
+    for number in range(20, 40):
+        engine.say(chance)
+        gateway.take(gateway.resync.undecodable(number))
+    assert sum(number < 18 for number in asked) <= 3
+    assert len(asked) <= 3 * 20
+    assert gateway.resync.knowledge is Knowledge.PARTIAL
+
+
 def test_an_engine_that_never_spoke_is_known_completely() -> None:
     gateway = Gateway(Engine())
     gateway.take(gateway.resync.start())
@@ -421,8 +483,10 @@ def test_any_mix_of_faults(seed: int, buffered: int, can_replay: bool, back: boo
             gateway = gateway.killed(saved)
         elif act < 0.7:
             wire.append(engine.say(chance))
+            if chance.random() < 0.1:
+                engine.garbled.add(wire[-1].sequence)
         elif wire:
-            gateway.take(gateway.resync.receive(wire.pop(0)))
+            gateway.receive(wire.pop(0))
     gateway.answers = iter(lambda: True, None)
     gateway.take(gateway.resync.receive(engine.say(chance)))
     assert gateway.resync.knowledge is not Knowledge.STALE
