@@ -37,6 +37,7 @@ COVERED: Mapping[str, Sequence[str]] = {
     "R07": (  # refusals in the endpoint's shape
         "tests/integration/test_gateway_http.py::test_bad_requests_end_at_the_gateway_in_openais_shape",
         "tests/integration/test_gateway_http.py::test_an_engines_refusal_goes_through_untried_elsewhere",
+        "tests/fault/test_failover_policy.py::test_b065_client_errors_open_no_breaker",
         "tests/integration/test_openapi_document.py::test_answers_and_errors_are_what_it_says",
         "tests/property/test_hostile_requests_property.py::test_any_json_is_read_or_refused",
     ),
@@ -54,9 +55,17 @@ COVERED: Mapping[str, Sequence[str]] = {
     "R14": (  # engines that die
         "tests/integration/test_gateway_http.py::test_a_dead_engine_is_left_out_after_its_first_refused_connection",
         "tests/integration/test_gateway_http.py::test_an_engine_that_comes_back_is_used_again",
+        "tests/fault/test_failover_policy.py::test_nothing_new_goes_to_an_instance_after_its_first_refused_connection",
+        "tests/fault/test_failover_policy.py::test_b045_models_are_listed_while_engines_are_down",
+        "tests/fault/test_failover_policy.py::"
+        "test_b066_a_failing_engine_is_left_alone_and_gets_traffic_within_one_period",
+        "tests/unit/gateway/test_absence.py::test_a_probe_that_was_silent_has_been_the_wait_for_the_next_one",
     ),
     "R15": (  # attempts
         "tests/integration/test_gateway_http.py::test_what_may_have_run_is_never_sent_again",
+        "tests/fault/test_failover_policy.py::test_r15_b063_attempts_stay_under_the_cap_under_every_setting",
+        "tests/fault/test_failover_policy.py::test_what_may_run_again_is_seen_to_have",
+        "tests/unit/engine_adapter/test_wire_client.py::test_a_request_that_may_have_been_read_is_sent_once",
         "tests/integration/test_gateway_http.py::test_when_all_are_busy_the_refusal_is_shown_with_its_retry_after",
     ),
     "R17": (  # Redis away
