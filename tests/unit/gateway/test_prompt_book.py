@@ -107,6 +107,44 @@ async def test_what_only_the_engine_can_know_is_not_exact(book: PromptBook, memb
     assert not prompt.is_counted
 
 
+_CALL = {"tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+
+
+@pytest.mark.parametrize("model", ["m", "unknown"])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"role": "user", "content": "x" * 90}, {"content": [{"type": "text", "text": "x" * 90}], "role": "user"}),
+        (
+            {"role": "user", "content": "x" * 90},
+            {"role": "user", "content": [{"type": "text", "text": "x" * 90, "cache_control": {"type": "ephemeral"}}]},
+        ),
+        ({"role": "assistant", "content": None, **_CALL}, {"role": "assistant", **_CALL}),
+        ({"role": "assistant", "content": "", **_CALL}, {**_CALL, "role": "assistant", "content": None}),
+    ],
+)
+async def test_what_prints_alike_has_one_key_however_it_is_spelled(
+    book: PromptBook, model: str, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    hashes = []
+    for told in (one, other):
+        prompt = await prompt_of(book, model=model, messages=[USER, told, {"role": "user", "content": "on" * 40}])
+        assert prompt is not None
+        assert prompt.is_exact == (model == "m")
+        hashes.append({size: list(found) for size, found in prompt.hashes.items()})
+    assert hashes[0] == hashes[1]
+    assert len(hashes[0][4]) >= 20
+
+
+@pytest.mark.parametrize("odd", [[1], [None], [{}], [{"type": "text"}], [{"type": "text", "text": 1}], [["a"]], 1, {}])
+async def test_content_of_no_known_kind_is_hashed_as_it_is(book: PromptBook, odd: object) -> None:
+    first = await prompt_of(book, messages=[USER, {"role": "user", "content": odd}])
+    second = await prompt_of(book, messages=[USER, {"role": "user", "content": [odd]}])
+    assert first is not None
+    assert second is not None
+    assert list(first.hashes[4])[: len(USER["content"]) // 16] == list(second.hashes[4])[: len(USER["content"]) // 16]
+
+
 async def test_media_enter_by_content_at_their_place(book: PromptBook) -> None:
     def chat(pixel: str) -> list[dict[str, Any]]:
         image = {"type": "image_url", "image_url": {"url": f"data:{pixel * 100}"}}
