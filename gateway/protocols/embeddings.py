@@ -11,6 +11,7 @@ from billing.usage import embeddings_usage
 from engine_adapter.base import EngineAdapter
 from gateway.errors import BadRequest, NotHere
 from gateway.protocols.base import Answering, Ask, Sent, model_of, salt_of, stream_of
+from gateway.protocols.decode import refuse_half
 from gateway.protocols.form import Form
 from gateway.protocols.model_name import renamed
 from gateway.protocols.openai_errors import OpenAIShape
@@ -35,10 +36,14 @@ class EmbeddingsReader:
         return event, False
 
     def answer(self, body: bytes) -> bytes:
-        """Take the answer; return it. Only its counts are read: the vectors are skipped, not decoded."""
+        """Take the answer; return it. Only its counts are read: the vectors are skipped, not decoded.
+
+        Raises ``UpstreamUnusable`` for a broken one.
+        """
         try:
             answer = msgspec.json.decode(body, type=_Answer)
         except (msgspec.DecodeError, RecursionError):
+            refuse_half(body)
             return body
         self.seen.usage = answer.usage
         if self._model is None or answer.model is None:

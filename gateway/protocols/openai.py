@@ -14,7 +14,7 @@ from billing.usage import openai_usage
 from engine_adapter.base import EngineAdapter
 from gateway.errors import BadRequest, NotHere
 from gateway.protocols.base import Answering, Ask, Sent, model_of, objects, salt_of, scan_body, stream_of
-from gateway.protocols.decode import json_object
+from gateway.protocols.decode import json_object, refuse_half
 from gateway.protocols.form import Form, Raw, scan, scan_text
 from gateway.protocols.openai_errors import GAVE_UP, GAVE_UP_BODY, GAVE_UP_REASONS, OpenAIShape, error_class
 from gateway.protocols.seen import Seen
@@ -145,9 +145,10 @@ class AnswerReader:
         return self._shown(event, data, chunk), has_output
 
     def answer(self, body: bytes) -> bytes:
-        """Take a whole answer; return what the client gets of it."""
+        """Take a whole answer; return what the client gets of it. Raises ``UpstreamUnusable`` for a broken one."""
         answer = json_object(body)
         if answer is None:
+            refuse_half(body)
             return body
         self._count(answer)
         self._choices(answer.get("choices"), "message")

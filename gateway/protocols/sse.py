@@ -9,6 +9,8 @@ from gateway.protocols.decode import json_object
 _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?=[^\n]))(?:\r\n|\n|\r(?=[^\n]))")
 """A line's end and an empty line. A carriage return counts once the next byte shows that no line feed follows."""
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # which a stream may begin with
+
 HEARTBEAT = b": keepwarm\n\n"
 
 
@@ -55,7 +57,8 @@ def data_of(event: bytes) -> bytes | None:
     """Return the event's data, ``None`` when it has none (a comment)."""
     if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
         return event[6:-2]
-    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
+    told = event.removeprefix(_BYTE_ORDER_MARK)
+    lines = [line[5:].removeprefix(b" ") for line in told.splitlines() if line.startswith(b"data:")]
     if len(lines) == 1:
         return lines[0]
     return b"\n".join(lines) if lines else None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from billing.counts import UsageReading
 from billing.usage import anthropic_stream_usage
 from gateway.protocols.anthropic.errors import error_event
-from gateway.protocols.decode import json_object
+from gateway.protocols.decode import json_object, refuse_half
 from gateway.protocols.dialog import arguments_text
 from gateway.protocols.model_name import renamed, renamed_in
 from gateway.protocols.openai_errors import error_class
@@ -59,9 +59,10 @@ class NativeMessageReader:
         return event, has_output
 
     def answer(self, body: bytes) -> bytes:
-        """Take a whole message; return it."""
+        """Take a whole message; return it. Raises ``UpstreamUnusable`` for a broken one."""
         value = json_object(body)
         if value is None:
+            refuse_half(body)
             return body
         content = value.get("content")
         for index, block in enumerate(content if isinstance(content, list) else ()):

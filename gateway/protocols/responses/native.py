@@ -8,7 +8,7 @@ import msgspec
 
 from billing.counts import UsageReading
 from billing.usage import responses_usage
-from gateway.protocols.decode import json_object
+from gateway.protocols.decode import json_object, refuse_half
 from gateway.protocols.model_name import renamed, renamed_in
 from gateway.protocols.openai_errors import engine_words, error_class
 from gateway.protocols.seen import Seen
@@ -61,9 +61,10 @@ class NativeResponseReader:
         return self._renamed(event, data, response), has_output
 
     def answer(self, body: bytes) -> bytes:
-        """Take a whole response; return it."""
+        """Take a whole response; return it. Raises ``UpstreamUnusable`` for a broken one."""
         value = json_object(body)
         if value is None:
+            refuse_half(body)
             return body
         self._take(value)
         if self._model is None or "model" not in value:

@@ -7,10 +7,14 @@ import json
 import pytest
 
 from engine_adapter.openai_compatible import OpenAICompatible
+from gateway.errors import UpstreamUnusable
 from gateway.protocols.anthropic.native import NativeMessageReader
+from gateway.protocols.base import AnswerReader as Reader
+from gateway.protocols.embeddings import EmbeddingsReader
 from gateway.protocols.openai import AnswerReader
+from gateway.protocols.responses.native import NativeResponseReader
 from gateway.protocols.sse import event_of, is_whole_event
-from tests.scripted_engine import Json, chunk, event, usage, usage_chunk
+from tests.scripted_engine import Json, answer, chunk, event, usage, usage_chunk
 
 
 def _reader(*, asks: bool = True) -> AnswerReader:
@@ -81,3 +85,23 @@ def test_counts_that_a_later_delta_leaves_out_are_what_they_were() -> None:
     reading = reader.usage()
     assert reading is not None
     assert (reading.usage.fresh_tokens, reading.usage.hit_tokens, reading.usage.output_tokens) == (10, 90, 7)
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [_reader(), NativeMessageReader(), NativeResponseReader(lambda response: None), EmbeddingsReader()],
+    ids=["chat", "messages", "responses", "embeddings"],
+)
+def test_half_a_body_is_no_answer(reader: Reader) -> None:
+    whole = json.dumps(answer("x")).encode()
+    for half in (whole[:-1], whole[: len(whole) // 2], b"", b"<html>"):
+        with pytest.raises(UpstreamUnusable, match="no JSON"):
+            reader.answer(half)
+    assert reader.answer(whole) is whole
+
+
+def test_a_stream_may_begin_with_a_byte_order_mark() -> None:
+    reader = _reader()
+    first = b"\xef\xbb\xbf" + event({**chunk({"content": "x"}, finish="stop"), "usage": usage(7, 1)})
+    assert reader.event(first) == (first, True)
+    assert reader.seen.usage == usage(7, 1)
