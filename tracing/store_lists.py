@@ -142,35 +142,72 @@ _SUMS: Final = ", ".join(
 )  # fmt: skip
 
 
-def summary(session: TraceSession, tenant: str, run_id: str) -> RunSummary:
-    """The sums of one run that has at least one record."""
-    values: dict[str, SqlValue] = {"tenant": tenant, "run_id": run_id}
-    of_run = "FROM records WHERE tenant = :tenant AND run_id = :run_id"
-    ((agent, first_ns, last_ns, steps, failed, prompt, *hits, output, timed),) = session.query(
-        f"SELECT max(agent), min(arrived_ns), max(arrived_ns), count(*), {FAILED}, {_SUMS}, count(ttft_ns) {of_run}",
-        values,
-    )
-    ((model,),) = session.query(f"SELECT model {of_run} ORDER BY step DESC, seq DESC LIMIT 1", values)
-    median = session.query(
-        f"SELECT ttft_ns {of_run} AND ttft_ns IS NOT NULL ORDER BY ttft_ns LIMIT 1 OFFSET :at",
-        {**values, "at": max(0, (timed - 1) // 2)},
-    )
-    device, host, disk, pool, unknown = hits
-    return RunSummary(
-        tenant=tenant,
-        run_id=run_id,
-        agent=agent,
-        model=model,
-        first_ns=first_ns,
-        last_ns=last_ns,
-        steps=steps,
-        failed=failed,
-        prompt_tokens=prompt,
-        hit_tokens=(device, host, disk, pool, unknown),
-        output_tokens=output,
-        ttft_p50_ns=median[0][0] if median else None,
-        money=money(session, "tenant = :tenant AND run_id = :run_id", values),
-    )
+_HALVES: Final = ", ".join(
+    sum_of(half) for name in ("cost_nano", "saved_nano") for half in (f"{name} >> 32", f"{name} & 4294967295")
+)
+_MONEY: Final = f"currency, {_HALVES}, count(*) - count(cost_nano)"
+"""Amounts are summed in two halves, so that no sum of 64-bit integers overflows."""
+_NAMED: Final = (
+    "SELECT tenant, run_id, last_ns FROM runs WHERE {} ORDER BY last_ns DESC, tenant DESC, run_id DESC LIMIT :limit"
+)
+_OF_NAMED: Final = "WITH named AS ({}) SELECT {} FROM named JOIN records USING (tenant, run_id) GROUP BY tenant, run_id"
+_LAST_AND_MEDIAN: Final = """
+WITH named AS ({}), placed AS (
+  SELECT tenant, run_id, model, ttft_ns,
+    row_number() OVER (PARTITION BY tenant, run_id ORDER BY step DESC, seq DESC) AS from_last,
+    row_number() OVER (PARTITION BY tenant, run_id, ttft_ns IS NULL ORDER BY ttft_ns) AS place,
+    count(ttft_ns) OVER (PARTITION BY tenant, run_id) AS timed
+  FROM named JOIN records USING (tenant, run_id)
+)
+SELECT tenant, run_id, max(CASE WHEN from_last = 1 THEN model END),
+  max(CASE WHEN ttft_ns IS NOT NULL AND place = (timed - 1) / 2 + 1 THEN ttft_ns END)
+FROM placed GROUP BY tenant, run_id
+"""
+
+
+def summaries(session: TraceSession, condition: str, values: Parameters, limit: int) -> list[RunSummary]:
+    """The sums of the newest runs that meet a condition, newest first, in four queries. Cost: their records."""
+    given, named = {**values, "limit": limit}, _NAMED.format(condition)
+    listed = session.query(named, given)
+    if not listed:
+        return []
+    sums = f"tenant, run_id, max(agent), min(arrived_ns), max(arrived_ns), count(*), {FAILED}, {_SUMS}"
+    summed = {line[:2]: line[2:] for line in session.query(_OF_NAMED.format(named, sums), given)}
+    placed = {line[:2]: line[2:] for line in session.query(_LAST_AND_MEDIAN.format(named), given)}
+    amounts: dict[tuple[str, str], list[Money]] = {}
+    for tenant, run_id, *amount in session.query(
+        _OF_NAMED.format(named, f"tenant, run_id, {_MONEY}") + ", currency ORDER BY currency", given
+    ):
+        amounts.setdefault((tenant, run_id), []).append(_money_of(*amount))
+    found = []
+    for tenant, run_id, _ in listed:
+        agent, first_ns, last_ns, steps, failed, prompt, *hits, output = summed[tenant, run_id]
+        model, median = placed[tenant, run_id]
+        device, host, disk, pool, unknown = hits
+        found.append(
+            RunSummary(
+                tenant=tenant,
+                run_id=run_id,
+                agent=agent,
+                model=model,
+                first_ns=first_ns,
+                last_ns=last_ns,
+                steps=steps,
+                failed=failed,
+                prompt_tokens=prompt,
+                hit_tokens=(device, host, disk, pool, unknown),
+                output_tokens=output,
+                ttft_p50_ns=median,
+                money=tuple(amounts[tenant, run_id]),
+            )
+        )
+    return found
+
+
+def summary(session: TraceSession, tenant: str, run_id: str) -> RunSummary | None:
+    """The sums of one run, ``None`` where there is none of that name."""
+    values = {"tenant": tenant, "run_id": run_id}
+    return next(iter(summaries(session, "tenant = :tenant AND run_id = :run_id", values, 1)), None)
 
 
 def totals(session: TraceSession, tenant: str | None, since_ns: int | None) -> StoreTotals:
@@ -197,18 +234,12 @@ def totals(session: TraceSession, tenant: str | None, since_ns: int | None) -> S
 
 
 def money(session: TraceSession, condition: str, values: Parameters) -> tuple[Money, ...]:
-    """Sums by currency. Amounts are summed in two halves, so that no sum of 64-bit integers overflows."""
-    halves = ", ".join(sum_of(half) for name in ("cost_nano", "saved_nano") for half in _halves(name))
-    rows = session.query(
-        f"SELECT currency, {halves}, count(*) - count(cost_nano) FROM records WHERE {condition}"
-        " GROUP BY currency ORDER BY currency",
-        values,
-    )
-    return tuple(
-        Money(currency, ((high or 0) << 32) + (low or 0), ((saved_high or 0) << 32) + (saved_low or 0), unpriced)
-        for currency, high, low, saved_high, saved_low, unpriced in rows
-    )
+    """Sums by currency."""
+    rows = session.query(f"SELECT {_MONEY} FROM records WHERE {condition} GROUP BY currency ORDER BY currency", values)
+    return tuple(_money_of(*row) for row in rows)
 
 
-def _halves(name: str) -> tuple[str, str]:
-    return f"{name} >> 32", f"{name} & 4294967295"
+def _money_of(
+    currency: str, high: int | None, low: int | None, saved_high: int | None, saved_low: int | None, unpriced: int
+) -> Money:
+    return Money(currency, ((high or 0) << 32) + (low or 0), ((saved_high or 0) << 32) + (saved_low or 0), unpriced)

@@ -10,7 +10,7 @@ from tracing.errors import AmbiguousRunError, TraceStoreError
 from tracing.received import ReceivedSpan, decode_span
 from tracing.record import RequestRecord
 from tracing.store_database import Place, TraceSession, database_at, listed
-from tracing.store_lists import RunFilter, RunSummary, StoreTotals, condition_of, summary, totals
+from tracing.store_lists import RunFilter, RunSummary, StoreTotals, condition_of, summaries, summary, totals
 from tracing.store_outline import RunCall, RunOutline
 from tracing.store_schema import COLUMNS, decode_record, row_of
 from tracing.store_series import Bucket, Choices
@@ -115,21 +115,13 @@ class TraceReader:
     def summary(self, run_id: str, tenant: str) -> RunSummary | None:
         """One run's sums, ``None`` where there is none of that name."""
         with self._database.reading() as session:
-            known = session.query(
-                "SELECT 1 FROM runs WHERE tenant = :tenant AND run_id = :run_id", {"tenant": tenant, "run_id": run_id}
-            )
-            return summary(session, tenant, run_id) if known else None
+            return summary(session, tenant, run_id)
 
     def runs(self, limit: int = 100, where: RunFilter | None = None) -> list[RunSummary]:
         """The most recent runs, newest first. Cost: the records of the runs that are returned."""
         condition, values = condition_of(where or RunFilter())
         with self._database.reading() as session:
-            named = session.query(
-                f"SELECT tenant, run_id FROM runs WHERE {condition} ORDER BY last_ns DESC, tenant DESC, run_id DESC"
-                " LIMIT :limit",
-                {**values, "limit": limit},
-            )
-            return [summary(session, tenant, run_id) for tenant, run_id in named]
+            return summaries(session, condition, values, limit)
 
     def recent(self, limit: int) -> list[RequestRecord]:
         """The last ``limit`` records, oldest first, of runs or not; what a restarted run linker takes up again."""
