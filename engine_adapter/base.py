@@ -130,6 +130,7 @@ class InstanceFacts:
     """What a running instance says of itself."""
 
     models: tuple[str, ...] = ()
+    adapters: frozenset[str] = frozenset()  # which of the models are LoRA adapters of another
     max_model_len: int | None = None
     block_size: int | None = None
     event_sources: tuple[EventSource, ...] = ()

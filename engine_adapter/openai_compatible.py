@@ -98,6 +98,11 @@ async def list_models(client: UpstreamClient, url: str, headers: Mapping[str, st
     return [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
 
 
+def adapter_names(entries: Sequence[Mapping[str, object]]) -> frozenset[str]:
+    """Return which names among entries of ``/v1/models`` are adapters: of those a parent is told. Pure."""
+    return frozenset(name for entry in entries if entry.get("parent") and isinstance(name := entry.get("id"), str))
+
+
 def names_and_length(entries: Sequence[Mapping[str, object]]) -> tuple[tuple[str, ...], int | None]:
     """Return the names among entries of ``/v1/models`` and the shortest context, where they tell. Pure."""
     names = tuple(name for entry in entries if isinstance(name := entry.get("id"), str))

@@ -31,7 +31,7 @@ from engine_adapter.base import (
 )
 from engine_adapter.http import UpstreamClient, get_json
 from engine_adapter.load import EngineLoad, LoadSource, gauges_by_rank
-from engine_adapter.openai_compatible import OpenAICompatible, read_models
+from engine_adapter.openai_compatible import OpenAICompatible, adapter_names, list_models, names_and_length
 from engine_adapter.sglang_store import relayed, storage_facts
 
 _WRITTEN = ("description", "name", "parameters")  # what SGLang writes of a function, in its order, null or not
@@ -108,7 +108,8 @@ class Sglang(OpenAICompatible):
 
     async def describe(self, client: UpstreamClient, url: str, headers: Mapping[str, str]) -> InstanceFacts:
         """Read ``/v1/models`` and ``/server_info``."""
-        models, max_len = await read_models(client, url, headers)
+        entries = await list_models(client, url, headers)
+        models, max_len = names_and_length(entries)
         info = await get_json(client, f"{url}/server_info", headers)
         own = mapping(info.get("keepwarm")) or {}
         tiers = own.get("tiers")
@@ -122,6 +123,7 @@ class Sglang(OpenAICompatible):
         loads = load_sources(info, host)
         return InstanceFacts(
             models=models,
+            adapters=adapter_names(entries),
             max_model_len=max_len,
             block_size=_block_size(info),
             event_sources=sources,

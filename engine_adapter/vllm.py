@@ -36,7 +36,7 @@ from engine_adapter.base import (
 from engine_adapter.errors import UpstreamError
 from engine_adapter.http import UpstreamClient, get_bytes, get_json
 from engine_adapter.load import EngineLoad, gauges_by_rank, labels_of
-from engine_adapter.openai_compatible import OpenAICompatible, list_models, names_and_length
+from engine_adapter.openai_compatible import OpenAICompatible, adapter_names, list_models, names_and_length
 from engine_adapter.vllm_store import storage_facts
 
 _READS_IDS = (0, 32)
@@ -106,6 +106,7 @@ class Vllm(OpenAICompatible):
         store = storage_facts(config)
         return InstanceFacts(
             models=models,
+            adapters=adapter_names(entries),
             max_model_len=max_len,
             block_size=_number(cache.get("block_size")) or _of(config, "cache_config", "block_size"),
             event_sources=event_sources(config, urlsplit(url).hostname or "127.0.0.1"),

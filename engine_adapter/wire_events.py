@@ -120,7 +120,7 @@ def _stored(fields: Fields, tier: Tier, ignored: list[str]) -> BlocksStored | No
         return None
     parent, adapter, salt = fields["parent_block_hash"], _adapter(fields), fields.get("cache_salt")
     if extra_keys := fields.get("extra_keys"):
-        own_keys = [[key for key in keys or () if key != adapter] for keys in extra_keys]
+        own_keys = [_without(adapter, keys or ()) for keys in extra_keys]
         salt, usable = _read_extra_keys(own_keys, is_first=parent is None, limit=len(hashes))
         if usable < len(hashes):
             ignored.append("image or other non-text key")
@@ -147,6 +147,14 @@ def _adapter(fields: Fields) -> str | None:
     if name is None and number is not None:
         return str(number)
     return None if name is None else str(name)
+
+
+def _without(adapter: str | None, keys: Sequence[object]) -> list[object]:
+    """Return the keys but the adapter's, once: a salt may be spelled like it."""
+    own = list(keys)
+    if adapter is not None and adapter in own:
+        own.remove(adapter)
+    return own
 
 
 def _read_extra_keys(own_keys: list[list[object]], *, is_first: bool, limit: int) -> tuple[str | None, int]:

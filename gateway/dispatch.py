@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.breaker import Ticket
-from gateway.fleet import Fleet, Instance
+from gateway.fleet import CachedAs, Fleet, Instance
 from gateway.models import ModelOptions
 from gateway.policy.load import Load
 from gateway.policy.places import Places
@@ -100,6 +100,10 @@ class Dispatcher:
         """Return the block sizes for which a prompt of this model must be hashed."""
         sizes = self._index.instances()
         return {sizes[instance.id] for instance in self._fleet.serving(model) if instance.id in sizes}
+
+    def cached_as(self, model: str) -> CachedAs:
+        """Return the model and the adapter under which its instances' events tell what they hold for it."""
+        return self._fleet.cached_as(model)
 
     def salt_of(self, model: str, salt: str | None) -> str | None:
         """Return the salt that its instances' caches are kept apart by: none, where no engine of them knows salts."""

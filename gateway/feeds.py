@@ -67,6 +67,11 @@ class Feed:
         return self._is_unproved or self._is_folding or self._resync.asked is not None
 
     @property
+    def model(self) -> str:
+        """The name that its blocks are known under."""
+        return self._fold.model
+
+    @property
     def waiting_blocks(self) -> int:
         """Blocks that were announced behind a parent that is not known."""
         return self._fold.orphans.blocks

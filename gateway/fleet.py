@@ -39,6 +39,7 @@ _log = logging.getLogger(__name__)
 
 _PROBE_BYTES = 1 << 20
 _TIERS = {tier.name.lower(): tier for tier in LOCAL_TIERS}
+CachedAs = tuple[str, str | None]  # a model, and an adapter
 OnDescribed = Callable[["Instance"], Awaitable[None]]
 
 
@@ -227,6 +228,7 @@ class Fleet:
         self._snapshots = snapshots
         self._rates = rates
         self._orphan_room = OrphanRoom()
+        self._cached_as: dict[str, CachedAs] = {}
         self._costs: dict[tuple[str, str], EngineCosts] = {}  # by model and engine
         self._chance = random.Random()  # probes of many gateways should not fall together
         self.regions: dict[str, str] = {}  # of every instance that there was, by name: bills come after it may be gone
@@ -292,6 +294,23 @@ class Fleet:
             if any(not instance.models or model in instance.models for instance in inside):
                 return [instance for instance in serving if not instance.spec.keeps_out]
         return serving
+
+    def cached_as(self, model: str) -> CachedAs:
+        """Return the model and the adapter under which what is computed for this name is known by engines' events.
+
+        An engine that serves several names has one cache for them, and one for each adapter.
+        """
+        return self._cached_as.get(model, (model, None))
+
+    def _learn_names(self) -> None:
+        """Go by whoever tells what it holds; where two disagree on a name, by the first."""
+        found: dict[str, CachedAs] = {}
+        for instance in self.instances.values():
+            if instance.feed is not None and instance.facts is not None:
+                for name in instance.models:
+                    adapter = name if name in instance.facts.adapters else None
+                    found.setdefault(name, (instance.feed.model, adapter))
+        self._cached_as = found
 
     def retry_after_s(self, model: str) -> int:
         """Return after how many seconds it is worth while to ask for the model again, where nobody serves it now."""
@@ -423,7 +442,8 @@ class Fleet:
                 self.index, spec.id, facts, instance.scores, capacity_tokens=spec.capacity_tokens, pool=pool
             )
             return
-        model = instance.models[0]
+        names = [name for name in (*instance.models, *facts.models) if name not in facts.adapters]
+        model = (*names, instance.models[0])[0]
         source = self._ranked(instance, facts.event_sources)
         resumed = None if self._snapshots is None else self._snapshots.claim(spec.id, source, model, pool)
         block_size = facts.block_size if resumed is None else resumed.block_size
@@ -439,6 +459,7 @@ class Fleet:
             resumed=resumed,
             on_restart=partial(self._on_began, spec.id),
         )
+        self._learn_names()
 
     def _ranked(self, instance: Instance, sources: Sequence[EventSource]) -> EventSource:
         """Return the one source of this instance. Every data-parallel rank has a cache of its own, so each is an
@@ -481,6 +502,7 @@ class Fleet:
         if instance.feed is None and instance.predicted is None:
             return  # it was never described; what a snapshot said of it may still be proved
         instance.feed = None
+        self._learn_names()
         if instance.predicted is not None:
             instance.predicted.restarted()  # what is on its way from there belongs to a former life
             instance.predicted = None

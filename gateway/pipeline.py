@@ -185,6 +185,7 @@ class Pipeline:
             self._dispatcher.salt_of(model, admitted.salt),
             self._dispatcher.block_sizes(model),
             ask.body,
+            cached_as=self._dispatcher.cached_as(model),
             rules=self._dispatcher.rules(self._models.options(model), ask),
             key_id=admitted.caller.identity.key_id,
             chain=reading.words.chain,

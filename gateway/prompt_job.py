@@ -92,7 +92,7 @@ class PromptJob:
     encoder: PromptEncoder | None
     ask: Ask
     body: bytes
-    model: str
+    cached_as: tuple[str, str | None]  # the model and the adapter whose blocks the prompt's are
     salt: str | None
     block_sizes: Sequence[int]
     rules: PromptRules
@@ -121,7 +121,7 @@ class PromptJob:
         return told if by_text is None else replace(told, hashes=by_text.hashes)  # counted still, to see them agree
 
     def _exact(self) -> Prompt | None:
-        ask, seed = self.ask, routing_seed(self.model, None, self.salt)
+        ask, seed = self.ask, routing_seed(*self.cached_as, self.salt)
         if (ids := self._own_ids()) is not None:
             return self._of_ids(ids, seed)
         if self.encoder is None or len(self.body) > self.max_exact_bytes:
@@ -238,7 +238,7 @@ class PromptJob:
         data = conversation_bytes(ask.messages, ask.tools, ask.prompt)
         if data is None:
             return None
-        hashes = chunk_hashes(data, self.block_sizes, self.model, self.salt)
+        hashes = chunk_hashes(data, self.block_sizes, "\0".join(filter(None, self.cached_as)), self.salt)
         tokens = len(data) // BYTES_PER_TOKEN
         return Prompt(tokens, hashes, is_exact=False, is_counted=False, is_comparable=False)
 

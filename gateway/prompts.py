@@ -101,6 +101,7 @@ class PromptBook:
         block_sizes: Iterable[int],
         body: bytes,
         *,
+        cached_as: tuple[str, str | None] | None = None,
         rules: PromptRules | None = None,
         key_id: str | None = None,
         chain: MessageChain = (),
@@ -111,7 +112,8 @@ class PromptBook:
 
         ``body`` is what ``ask`` was read from, ``new_bytes`` of it behind what was known, ``anchors`` what was left
         at its messages' ends, ``chain`` what they are known by; of a ``key_id`` whose answers
-        ``rules`` let us keep, those that the messages quote get their own ids. Raises ``BadRequest`` for ids that are
+        ``rules`` let us keep, those that the messages quote get their own ids. ``cached_as``: the model and the adapter
+        whose blocks the prompt's are; ``None``: the model itself. Raises ``BadRequest`` for ids that are
         no tokens of the model, and for what the model's policy refuses.
         """
         body_bytes, encoder = len(body), self._encoders.get(model)
@@ -122,7 +124,7 @@ class PromptBook:
             encoder=encoder,
             ask=ask,
             body=body,
-            model=model,
+            cached_as=_with_adapter(cached_as or (model, None), ask),
             salt=salt,
             block_sizes=tuple(set(block_sizes)),
             rules=rules,
@@ -195,3 +197,9 @@ class PromptBook:
         """End the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._long_pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _with_adapter(cached_as: tuple[str, str | None], ask: Ask) -> tuple[str, str | None]:
+    """Heed the adapter that a request names itself (SGLang's ``lora_path``)."""
+    named = ask.form.values.get("lora_path")
+    return (cached_as[0], named) if isinstance(named, str) and named else cached_as

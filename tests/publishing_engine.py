@@ -35,11 +35,13 @@ class PublishingEngine:
         }
         self.engine.info = {"kv_events": events, "keepwarm": {"pool_id": self._pool}}
 
-    def holds(self, tokens: Sequence[int], tier: Tier = Tier.DEVICE, salt: str | None = None) -> tuple[int, ...]:
+    def holds(
+        self, tokens: Sequence[int], tier: Tier = Tier.DEVICE, salt: str | None = None, adapter: str | None = None
+    ) -> tuple[int, ...]:
         """Publish that these tokens' blocks are stored; returns the engine's names of them."""
         names = tuple(event_hash(digest) for digest in content_hashes(tokens, BLOCK, salt=salt))
         whole = tuple(tokens[: len(names) * BLOCK])
-        self.publisher.publish([BlocksStored(names, None, whole, BLOCK, tier, salt=salt)])
+        self.publisher.publish([BlocksStored(names, None, whole, BLOCK, tier, salt=salt, adapter=adapter)])
         return names
 
     def lives_anew(self) -> None:

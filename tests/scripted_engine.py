@@ -105,6 +105,7 @@ class ScriptedEngine:
 
     def __init__(self, *, models: Sequence[str] = ("m",), info: Json | None = None) -> None:
         self.models, self.info = models, info or {}
+        self.parents: dict[str, str] = {}  # of those models that are adapters
         self.script = Script(body=answer("hello"))
         self.script_for: Callable[[Asked], Script] = lambda asked: self.script
         self.asked: list[Asked] = []
@@ -172,7 +173,8 @@ class ScriptedEngine:
         return web.Response(status=200 if self.is_healthy else 503)
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": m, "max_model_len": 8192} for m in self.models]})
+        entries = [{"id": m, "max_model_len": 8192, "parent": self.parents.get(m)} for m in self.models]
+        return web.json_response({"object": "list", "data": entries})
 
     async def _server_info(self, request: web.Request) -> web.Response:
         return web.json_response(self.info)

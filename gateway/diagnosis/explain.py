@@ -68,6 +68,7 @@ class Explainer:
             self._dispatcher.salt_of(model, effective_salt(caller, ask.cache_salt)),
             self._dispatcher.block_sizes(model),
             ask.body,
+            cached_as=self._dispatcher.cached_as(model),
             rules=self._dispatcher.rules(self._models.options(model), ask),
             key_id=caller.identity.key_id,
             chain=chain,

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from billing.counts import UsageReading
 from engine_adapter.base import EngineAdapter, Merge
 from gateway.errors import BadRequest, GatewayError
@@ -245,11 +247,14 @@ def stream_of(values: Json) -> bool:
 
 
 def salt_of(values: Json) -> str | None:
-    """Return the cache salt that a request wishes for. Raises ``BadRequest``."""
-    salt = values.get("cache_salt")
+    """Return the cache salt that a request wishes for. Raises ``BadRequest``.
+
+    SGLang's ``extra_key`` keeps caches apart as well, but its events don't tell of it: as a part of the salt they do.
+    """
+    salt, extra = values.get("cache_salt"), values.get("extra_key")
     if salt is not None and not isinstance(salt, str):
         raise BadRequest("'cache_salt' must be a string", param="cache_salt")
-    return salt
+    return salt if extra is None else msgspec.json.encode([salt, extra]).decode()
 
 
 def objects(value: object) -> Sequence[Json] | None:

@@ -48,9 +48,11 @@ def _blocks(client: Client) -> int:
     return max((match.blocks for match in client.gateway.index.match(hashes).values()), default=0)
 
 
-async def _routed(client: Client, tokens: Sequence[int], **more: str) -> tuple[str, int, tuple[int, ...], bool]:
+async def _routed(
+    client: Client, tokens: Sequence[int], model: str = "m", **more: str
+) -> tuple[str, int, tuple[int, ...], bool]:
     """Send the prompt; return the instance, the predicted hits, those by tier, and whether they were exact."""
-    body = {"model": "m", "prompt": list(tokens), **more}
+    body = {"model": model, "prompt": list(tokens), **more}
     async with client.session.post(f"{client.url}/v1/completions", json=body) as response:
         assert response.status == 200
         record = await client.record(response.headers["x-keepwarm-request-id"])
@@ -70,6 +72,41 @@ async def test_requests_go_where_their_prefix_is(tmp_path: Path) -> None:
             assert await _routed(client, PROMPT) == ("e1", 10 * BLOCK, (10 * BLOCK, 0, 0, 0), True)
         assert (await _routed(client, PROMPT, cache_salt="mine"))[1] == 0
         assert (await _routed(client, PROMPT[: 4 * BLOCK]))[1] == 3 * BLOCK  # the last token is always computed
+
+
+async def test_every_name_of_a_model_finds_its_cache_and_every_adapter_its_own(tmp_path: Path) -> None:
+    engine = ScriptedEngine(models=("m", "alias", "x", "y"))
+    engine.parents = {"x": "m", "y": "m"}
+    async with engine, ScriptedEngine(models=("m", "alias", "x", "y")) as other:
+        other.parents = engine.parents
+        a, b = PublishingEngine(engine), PublishingEngine(other)
+        models = [{"name": name, "tokenizer": "none"} for name in engine.models]
+        async with gateway_for([engine, other], tmp_path, models=models) as client:
+            await client.until(lambda: all(_knowledge(client, i) is Knowledge.COMPLETE for i in ("e0", "e1")))
+            a.holds(PROMPT)
+            b.holds(PROMPT[: 6 * BLOCK], adapter="x")
+            await client.until(lambda: client.gateway.index.stats().blocks == 16)
+            assert (await _routed(client, PROMPT, "m"))[:2] == ("e0", 10 * BLOCK)
+            assert (await _routed(client, PROMPT, "alias"))[:2] == ("e0", 10 * BLOCK)
+            assert (await _routed(client, PROMPT, "x"))[:2] == ("e1", 6 * BLOCK)
+            assert (await _routed(client, PROMPT, "m", lora_path="x"))[:2] == ("e1", 6 * BLOCK)
+            assert (await _routed(client, PROMPT, "y"))[1] == 0
+            assert (await _routed(client, PROMPT, "m", extra_key="mine"))[1] == 0
+        a.publisher.close()
+        b.publisher.close()
+
+
+async def test_what_engines_keep_apart_by_a_key_of_the_clients_is_told_apart_in_their_events(tmp_path: Path) -> None:
+    """SGLang's events say nothing of ``extra_key``, so it goes into the salt, which they do tell."""
+    async with _fleet(tmp_path) as (client, a, b):
+        for extra in ("mine", "yours", ["a", "b"], None):
+            body = {"model": "m", "prompt": PROMPT, "extra_key": extra}
+            async with client.session.post(f"{client.url}/v1/completions", json=body) as response:
+                assert response.status == 200
+        bodies = [asked.json for engine in (a, b) for asked in engine.engine.asked]
+    salts = {str(body["extra_key"]): body.get("cache_salt") for body in bodies}
+    assert salts["None"] is None
+    assert len(set(salts.values())) == 4
 
 
 async def test_the_index_follows_removals_and_flushes(tmp_path: Path) -> None:

@@ -166,6 +166,7 @@ MAP: dict[str, Any] = {
         (MAP | {"lora_name": "x", "lora_id": 3}, {"adapter": "x"}),
         (MAP | {"lora_id": 3}, {"adapter": "3"}),
         (MAP | {"lora_name": "x", "extra_keys": [["x", "t"], ["x"]]}, {"adapter": "x", "salt": "t"}),
+        (MAP | {"lora_name": "x", "extra_keys": [["x", "x"], ["x"]]}, {"adapter": "x", "salt": "x"}),
         (MAP | {"extra_keys": [None, None], "group_idx": 0, "kv_cache_spec_kind": "full_attention"}, {}),
         (MAP | {"group_idx": 2, "kv_cache_spec_kind": "mla_attention"}, {}),
         (MAP | {"block_hashes": [-1, 2**64 - 2]}, {"hashes": (2**64 - 1, 2**64 - 2)}),
