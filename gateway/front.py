@@ -351,7 +351,9 @@ class FrontReply:
         self.closes = False
 
     async def send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """Answer whole."""
+        """Answer whole. Raises ``RuntimeError`` behind the beginning of a stream, into which no second head may get."""
+        if self.is_started:
+            raise RuntimeError("a stream has begun")
         head = self._head(status, headers, b"content-length: %d\r\n" % len(body))
         self.is_started = self.is_whole = True
         await self._connection.write(head + body)

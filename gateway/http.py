@@ -81,7 +81,9 @@ class AiohttpReply:
         return self.response is not None
 
     async def send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """Answer whole."""
+        """Answer whole. Raises ``RuntimeError`` behind the beginning of a stream."""
+        if self.is_started:
+            raise RuntimeError("a stream has begun")
         self.response = response = web.Response(status=status, headers=headers, body=body)
         try:
             await response.prepare(self._request)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from tests.gateways import Client, gateway_for
-from tests.scripted_engine import Json, Script, ScriptedEngine, answer, stream
+from tests.scripted_engine import DONE, Json, Script, ScriptedEngine, answer, stream
 from tracing.record import Outcome
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -72,6 +74,26 @@ async def test_a_refusal_that_is_not_about_the_client_is_not_told_as_one(
     assert str(status) in json.loads(said)["error"]["message"]
     assert "sk-of-the-engine" not in said
     assert (record.outcome, record.status, record.error) == (Outcome.UPSTREAM_FAILED, 502, f"engine_{status}")
+
+
+@pytest.mark.parametrize("headers", [{}, {"te": "trailers"}], ids=["front", "aiohttp"])
+async def test_no_second_answer_gets_into_a_stream_that_has_begun(
+    engine: ScriptedEngine, tmp_path: Path, headers: dict[str, str]
+) -> None:
+    late = asyncio.Event()
+    engine.script = Script(body=answer("x"), wait_for=late)  # the engine doesn't heed that a stream was asked for
+    async with gateway_for([engine], tmp_path, stream={"heartbeat_s": 0.02}) as client:
+        async with client.chat(headers, stream=True) as response:
+            assert response.status == 200
+            assert await response.content.readuntil(b"\n\n") == b": keepwarm\n\n"
+            late.set()
+            data = (await response.read()).replace(b": keepwarm\n\n", b"")
+        assert b"HTTP/1.1" not in data
+        assert data.startswith(b'data: {"error":')
+        assert data.endswith(DONE)
+        (record,) = await client.records(1)
+        assert record.outcome in (Outcome.TRUNCATED, Outcome.UPSTREAM_FAILED)
+        assert client.at_rest()
 
 
 async def test_a_refusals_headers_pass_where_they_are_text(gateway: Client, engine: ScriptedEngine) -> None:
