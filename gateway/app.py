@@ -167,6 +167,11 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
         flights, metrics = Flights(), Metrics()
         keys = await opened_keys(settings, shelf, stack)
         keys_changed = keys.keeper.refresh if worker is None else worker.changing(keys.keeper.refresh)
+
+        def forget_place(name: str) -> None:
+            for each in (dispatcher, by_load):
+                each.places.forget(name)
+
         fleet = Fleet(
             [*map(assembly.embedded_spec, launches), *map(assembly.instance_spec, settings.instances)],
             client=client,
@@ -176,6 +181,7 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
             on_described=lambda instance: _load_tokenizers(instance, models, prompts, settings),
             snapshots=snapshots,
             on_began=lambda name: traces.began(name, time.time_ns()),
+            on_emptied=forget_place,
         )
         models = ModelDirectory(assembly.model_options(settings), fleet.models, fleet.knows_all_models)
         linker = RunLinker() if worker is None else worker.linker

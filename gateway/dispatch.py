@@ -237,7 +237,7 @@ class Dispatcher:
                 self.places.outputs.seen(run, usage.output_tokens)
             if held[1] or held[2] or held[3]:
                 chosen.tier_use.saw(held, usage)
-            if run is not None:
+            if run is not None and self._fleet.instances.get(chosen.id) is chosen:  # else it is out, and forgotten
                 self.places.ended(run, chosen.id, tip, time.monotonic(), lambda block: self._tier_of(chosen.id, block))
             if watch is not None:
                 watch.answered(usage)

@@ -216,9 +216,11 @@ class Fleet:
         on_described: OnDescribed | None = None,
         snapshots: IndexSnapshots | None = None,
         on_began: Callable[[str], object] = lambda name: None,
+        on_emptied: Callable[[str], object] = lambda name: None,
     ) -> None:
-        """``on_began`` is called with the name of an instance that began anew, with nothing in its caches."""
-        self._on_began = on_began
+        """``on_began`` is called with the name of an instance that began anew, with nothing in its caches;
+        ``on_emptied`` with that of one that began anew or is out for good."""
+        self._on_began, self._on_emptied = on_began, on_emptied
         self._options = options or HealthOptions()
         self.instances = {spec.id: Instance(spec, rates, self._options.breaker) for spec in specs}
         self._has_outside = any(instance.spec.keeps_out for instance in self.instances.values())
@@ -276,6 +278,7 @@ class Fleet:
             if watch is not None:
                 watch.cancel()
                 await asyncio.wait({watch})
+            self._on_emptied(each)
             _log.info("instance %s (%s) is out", each, instance.spec.url)
         self._changed.set()
 
@@ -368,7 +371,7 @@ class Fleet:
         await self._describe(instance)
         if instance.was_gone:
             instance.was_gone = False
-            self._on_began(instance.id)
+            self._began_anew(instance.id)
         self._found(instance)
         async with asyncio.TaskGroup() as group:
             follows = [group.create_task(self._follow_load(instance), name=f"load {instance.id}")]
@@ -457,7 +460,7 @@ class Fleet:
             self.index,
             announced_tiers=announced,
             resumed=resumed,
-            on_restart=partial(self._on_began, spec.id),
+            on_restart=partial(self._began_anew, spec.id),
         )
         self._learn_names()
 
@@ -486,6 +489,10 @@ class Fleet:
         instance.absence.returned(time.monotonic())
         instance.is_healthy, instance.trouble = True, None
         self._changed.set()
+
+    def _began_anew(self, name: str) -> None:
+        self._on_emptied(name)
+        self._on_began(name)
 
     def _warms_up(self) -> None:
         self.warm_at_s = time.monotonic() + self._options.breaker.slow_start_s

@@ -1,0 +1,57 @@
+"""An instance that is taken out leaves nothing behind, whenever the requests that run there end."""
+
+from __future__ import annotations
+
+from engine_adapter.openai_compatible import OpenAICompatible
+from gateway.assembly import rates
+from gateway.dispatch import Dispatcher
+from gateway.fleet import Fleet, Instance, InstanceSpec
+from gateway.routing import ExpectedTtft
+from gateway.settings import Settings
+from radix_index.index import RadixIndex
+from tracing.record import Usage, UsageSource
+
+
+async def test_what_is_known_of_an_instance_goes_with_it_and_its_name_begins_anew() -> None:
+    index, its_rates = RadixIndex(), rates(Settings())
+    spec = InstanceSpec("a", "http://10.0.0.1", OpenAICompatible(), models=("m",))
+
+    def forget(name: str) -> None:
+        dispatcher.places.forget(name)
+
+    fleet = Fleet([spec], client=None, index=index, rates=its_rates, on_emptied=forget)  # type: ignore[arg-type]
+    dispatcher = Dispatcher(fleet, index, ExpectedTtft(), 1, lambda after_s, call: call())
+    old = fleet.instances["a"]
+    old.is_healthy = True
+    ended, late = (dispatcher.route("m", None, 400, frozenset(), run) for run in ("r1", "r2"))
+    assert ended is not None
+    assert late is not None
+    usage = Usage(fresh_tokens=100, output_tokens=5, source=UsageSource.ENGINE)
+    for route in (ended, late):
+        assert route.watch is not None
+        route.release()
+        if route is late:
+            await fleet.remove("a")
+        assert (dispatcher.places.last_look("a")[0] is None) == (route is late)
+        route.watch.answered(usage)
+    assert dispatcher.places.last_look("a") == (None, 0.0)
+    assert (old.load.running, old.load.queued_tokens) == (0, 0)
+
+
+async def test_a_request_that_ends_late_is_not_taken_from_who_has_the_name_now() -> None:
+    index, its_rates = RadixIndex(), rates(Settings())
+    spec = InstanceSpec("a", "http://10.0.0.1", OpenAICompatible(), models=("m",))
+    fleet = Fleet([spec], client=None, index=index, rates=its_rates)  # type: ignore[arg-type]
+    dispatcher = Dispatcher(fleet, index, ExpectedTtft(), 1, lambda after_s, call: call())
+    fleet.instances["a"].is_healthy = True
+    late = dispatcher.route("m", None, 400, frozenset())
+    assert late is not None
+    await fleet.remove("a")
+    new = fleet.instances["a"] = Instance(spec, its_rates)
+    new.is_healthy = True
+    running = dispatcher.route("m", None, 400, frozenset())
+    assert running is not None
+    late.release()
+    assert (new.load.running, new.load.queued_tokens) == (1, 100)
+    running.release()
+    assert (new.load.running, new.load.queued_tokens) == (0, 0)
