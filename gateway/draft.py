@@ -96,6 +96,7 @@ class Draft:
     status: int = 0
     error: str | None = None
     engine_may_work: bool = False  # a request was sent, and no answer says that it was refused
+    has_lost: bool = False  # an engine that may have worked was given up for another one
     routed_ns: int | None = None
     sent_ns: int | None = None
     first_token_ns: int | None = None
@@ -195,7 +196,7 @@ class Draft:
         Nothing, where no engine worked; *missing*, where one may have and nothing was seen of it; else the prompt as we
         counted it, its hits as the index knew them, and one output token for each event that brought output.
         """
-        if not self.engine_may_work:
+        if not (self.engine_may_work or self.has_lost):
             return Usage(source=UsageSource.NONE)
         pieces = self.reader.seen.pieces if self.reader is not None else 0
         if self.prompt_tokens is None or not pieces:

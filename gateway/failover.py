@@ -92,9 +92,10 @@ class Failover:
                 await self._attempter.run(route, ask, salt, draft, reply, plan, None if pair is None else pair.prefill)
                 return
             except (Refused, ConnectFailed) as error:
-                trouble = trouble if takeover is not None else error
+                if takeover is None and not (isinstance(trouble, Refused) and isinstance(error, ConnectFailed)):
+                    trouble = error  # who is told to come again, and when, knows more than of an engine that is gone
             except Lost as lost:
-                trouble = lost
+                trouble, draft.has_lost = lost, True
                 if not self._may_go_on(lost, draft, route.instance):
                     break
             finally:
