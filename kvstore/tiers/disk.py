@@ -101,7 +101,13 @@ class DiskTier(SlottedTier):
         self._told: dict[int, PageHeader] = {}  # by slot, what the index is to say of those that are being written
         self._sequence = 0
         self._owed: dict[PageKey, None] = {}  # gone, and the index does not know it yet
-        self._reopen()
+        try:
+            self._reopen()
+        except (MediumError, lmdb.Error) as error:
+            self._index.close()
+            self._slab.close()
+            os.close(self._lock_fd)
+            raise MediumError(f"cannot use {path} as a disk tier: {error}") from error
         self._io = page_io(self._slot_bytes, self.options.queue_depth)
         self.breaker = Breaker(f"disk tier {path}", self._probe, self.options.breaker)
         self._tell_status()
@@ -148,10 +154,10 @@ class DiskTier(SlottedTier):
 
     def _reopen(self) -> None:
         """Make findable what the index and the slab agree on; forget the rest, counted."""
+        records, refused = self._index.load()
         for problem in (self._slab.problem, self._index.problem):
             if problem:
                 self._stats.alarm(problem)
-        records, refused = self._index.load()
         good = []
         for record in map(self._opened, records):
             if isinstance(record, Refused):

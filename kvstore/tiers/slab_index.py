@@ -8,6 +8,7 @@ misses, and a record that is ahead of its page fails the page's checksum.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,46 +17,76 @@ import lmdb
 
 from kvstore.codec import IndexRecord, seal, unseal
 from kvstore.errors import MediumError, RecordError
-from kvstore.page import PageKey
+from kvstore.page import KEY_BYTES, PageKey
 
 log = logging.getLogger(__name__)
 
 INDEX_NAME = "index"
 _BYTES_PER_PAGE = 4096  # address space set aside for each; records take a few hundred
 _LEAST_MAP_BYTES = 1 << 30
+_SPARE_BYTES = 4 << 20  # more than any update adds; they are a hole in the file
 
 
 class SlabIndex:
     """The open index. One process, one writer at a time. Methods raise ``lmdb.Error``."""
 
     def __init__(self, path: Path, *, slots: int) -> None:
-        """Open or create it; one that LMDB cannot read is started anew (``problem`` then says so)."""
+        """Open or create it; one that LMDB cannot read is started anew (``problem`` then says so).
+
+        Raises ``MediumError`` where it is not the index that is at fault: it stays as it is.
+        """
+        self._path, self._map_bytes = path, max(_LEAST_MAP_BYTES, slots * _BYTES_PER_PAGE)
+        self._file = path / "data.mdb"
         self.problem = ""
-        map_bytes = max(_LEAST_MAP_BYTES, slots * _BYTES_PER_PAGE)
         try:
-            self._env = _open(path, map_bytes)
+            self._env = _open(path, self._map_bytes)
         except lmdb.Error as error:
-            log.warning("the index %s is unreadable and starts empty: %s", path, error)
-            self.problem = "index"
-            shutil.rmtree(path)
-            try:
-                self._env = _open(path, map_bytes)
-            except lmdb.Error as again:
-                raise MediumError(f"cannot open the index {path}: {again}") from again
+            self._start_anew(error)
+        except OSError as error:
+            raise MediumError(f"cannot open the index {path}: {error}") from error
 
     def load(self) -> tuple[list[IndexRecord], dict[bytes, str]]:
-        """Return the good records, oldest first, and why each other key's record was refused."""
-        records, refused = [], {}
-        with self._env.begin() as txn:
-            for key, data in txn.cursor():
-                try:
-                    record, _ = unseal(key, data, IndexRecord)
-                    if record.header.key != key:
-                        raise RecordError("key")
-                    records.append(record)
-                except RecordError as error:
-                    refused[bytes(key)] = error.reason
+        """Return the good records, oldest first, and why each other key's record was refused.
+
+        An index whose pages turn out to be damaged is started anew. Raises ``MediumError``.
+        """
+        records: list[IndexRecord] = []
+        refused: dict[bytes, str] = {}
+        try:
+            with self._env.begin() as txn:
+                for key, data in txn.cursor():
+                    if len(key) != KEY_BYTES:
+                        raise lmdb.CorruptedError(f"a key of {len(key)} bytes")
+                    try:
+                        record, _ = unseal(key, data, IndexRecord)
+                        if record.header.key != key:
+                            raise RecordError("key")
+                        records.append(record)
+                    except RecordError as error:
+                        refused[bytes(key)] = error.reason
+        except lmdb.Error as error:
+            self._env.close()
+            self._start_anew(error)
+            return [], {}
         return sorted(records, key=lambda record: record.sequence), refused
+
+    def _lengthen(self) -> None:
+        """Keep the file somewhat longer than its content, so that one that is shorter can only have been cut."""
+        size, content = self._file.stat().st_size, _content_bytes(self._env)
+        if size < content + _SPARE_BYTES // 2:
+            os.truncate(self._file, content + _SPARE_BYTES)
+
+    def _start_anew(self, error: lmdb.Error) -> None:
+        """Give up what cannot be read. Raises ``MediumError`` if the system failed, not the index, or fails now."""
+        if (getattr(error, "code", None) or 0) > 0:  # an errno; LMDB's own codes are negative
+            raise MediumError(f"cannot open the index {self._path}: {error}") from error
+        log.warning("the index %s is unreadable and starts empty: %s", self._path, error)
+        self.problem = "index"
+        try:
+            shutil.rmtree(self._path)
+            self._env = _open(self._path, self._map_bytes)
+        except (OSError, lmdb.Error) as again:
+            raise MediumError(f"cannot start the index {self._path} anew: {again}") from again
 
     def update(self, records: Iterable[IndexRecord], gone: Iterable[PageKey]) -> None:
         """Forget the pages that are gone and enter the new ones, all or nothing."""
@@ -64,6 +95,10 @@ class SlabIndex:
                 txn.delete(key)
             for record in records:
                 txn.put(record.header.key, seal(record.header.key, record))
+        try:
+            self._lengthen()
+        except OSError as error:
+            raise lmdb.DiskError(f"{self._file}: {error}") from error
 
     def sync(self) -> None:
         """Return once every update so far is on the medium."""
@@ -76,4 +111,14 @@ class SlabIndex:
 
 def _open(path: Path, map_bytes: int) -> lmdb.Environment:
     # One process holds the slab's lock file, so LMDB's own lock table is not needed.
-    return lmdb.open(str(path), map_size=map_bytes, sync=False, metasync=False, lock=False, mode=0o600)
+    env = lmdb.open(str(path), map_size=map_bytes, sync=False, metasync=False, lock=False, mode=0o600)
+    content, size = _content_bytes(env), (path / "data.mdb").stat().st_size
+    if content > size:
+        # LMDB reads by its map: a look past the file's end would kill the process, and one at a hole ends it, too.
+        env.close()
+        raise lmdb.CorruptedError(f"{size} bytes of {content}")
+    return env
+
+
+def _content_bytes(env: lmdb.Environment) -> int:
+    return int((env.info()["last_pgno"] + 1) * env.stat()["psize"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from kvstore import codec
@@ -157,6 +159,53 @@ def test_an_index_that_cannot_be_read_starts_anew(tmp_path: Path) -> None:
         assert reads(tier, KEYS) == [None] * SLOTS
         assert tier.stats().alarms == {"index": 1}
         assert all(tier.put([page(entry) for entry in PAGES]))
+        assert reads(tier, KEYS) == RIGHT
+
+
+@pytest.mark.parametrize("lost_bytes", [1, 5000, 20_000], ids="{} lost".format)
+def test_an_index_that_was_cut_starts_anew_and_kills_nobody(tmp_path: Path, lost_bytes: int) -> None:
+    """LMDB reads by its map: a look past the file's end would end the process, here the one that runs the tests."""
+    fill(tmp_path)
+    index = tmp_path / "index" / "data.mdb"
+    content = len(index.read_bytes().rstrip(b"\0"))
+    os.truncate(index, max(content - lost_bytes, 2 * os.sysconf("SC_PAGE_SIZE")))
+    with opened(tmp_path) as tier:
+        assert reads(tier, KEYS) == [None] * SLOTS
+        assert tier.stats().alarms == {"index": 1}
+        assert all(tier.put([page(entry) for entry in PAGES]))
+        assert reads(tier, KEYS) == RIGHT
+    with opened(tmp_path) as tier:
+        assert reads(tier, KEYS) == RIGHT
+
+
+def test_an_index_whose_pages_are_damaged_starts_anew(tmp_path: Path) -> None:
+    fill(tmp_path)
+    index = tmp_path / "index" / "data.mdb"
+    data = index.read_bytes()
+    metas = 2 * os.sysconf("SC_PAGE_SIZE")
+    index.write_bytes(data[:metas] + b"\xff" * (len(data) - metas))
+    with opened(tmp_path) as tier:
+        assert reads(tier, KEYS) == [None] * SLOTS
+        assert tier.stats().alarms == {"index": 1}
+        assert all(tier.put([page(entry) for entry in PAGES]))
+        assert reads(tier, KEYS) == RIGHT
+
+
+def test_an_index_that_the_system_cannot_open_now_is_kept_for_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path)
+
+    def refuse(*_: object, **__: object) -> None:
+        error = lmdb.Error("Too many open files")
+        error.code = errno.EMFILE
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lmdb, "open", refuse)
+        with pytest.raises(MediumError, match="Too many open files"), opened(tmp_path):
+            pass
+    with opened(tmp_path) as tier:
         assert reads(tier, KEYS) == RIGHT
 
 
