@@ -421,6 +421,7 @@ def attempt_options(settings: Settings) -> AttemptOptions:
             heartbeat_s=stream.heartbeat_s,
             first_byte_timeout_s=stream.first_byte_timeout_s,
             idle_timeout_s=stream.idle_timeout_s,
+            call_timeout_s=stream.call_timeout_s,
             total_timeout_s=stream.total_timeout_s or math.inf,
             client_stall_s=stream.client_stall_s,
             event_cap_bytes=stream.event_cap_bytes,

@@ -69,6 +69,7 @@ class RelayOptions:
     heartbeat_s: float = 15.0
     first_byte_timeout_s: float = 600.0  # until the first output, however much else comes
     idle_timeout_s: float = 20.0
+    call_timeout_s: float = 300.0  # the same where calls may come, while the engine answers probes
     total_timeout_s: float = math.inf  # of one attempt
     client_stall_s: float = 60.0
     event_cap_bytes: int = 8 << 20
@@ -139,14 +140,15 @@ async def relay(
 
     A client has got the end of a whole answer, and the whole events of any other. ``on_output`` is called at each event
     that brings output, before it is written; ``on_done`` once, before the end of a whole answer is. ``through`` stands
-    between engine and reader. ``is_gone`` tells, while no output has come, that nobody is there any more whom to wait
-    for. Raises ``ClientGone``; does not close ``response``.
+    between engine and reader. ``is_gone`` tells, while no output has come or a call may be held back, that nobody is
+    there any more whom to wait for. Raises ``ClientGone``; does not close ``response``.
     """
-    cutter, has_output_come = EventCutter(options.event_cap_bytes), False
+    cutter, has_output_come, may_call = EventCutter(options.event_cap_bytes), False, reader.seen.may_call
+    idle_s = max(options.idle_timeout_s, options.call_timeout_s) if may_call else options.idle_timeout_s
     with _Patience(response, writer, options.total_timeout_s, is_gone) as patience:
         while not reader.has_ended():
             try:
-                limit_s = options.idle_timeout_s if has_output_come else options.first_byte_timeout_s
+                limit_s = idle_s if has_output_come else options.first_byte_timeout_s
                 data = await patience.next(limit_s)
                 events: Sequence[bytes] = cutter.feed(data) if data else _last(cutter.rest())
             except TimeoutError:
@@ -177,7 +179,7 @@ async def relay(
                 reader.seen.is_shown = reader.seen.is_answered and reader.seen.usage is not None
             if reader.seen.error_body is not None:
                 return EngineGaveUp(reader.seen.error_body, code=reader.seen.error)
-            if has_output_come and patience.is_gone is not None:
+            if has_output_come and patience.is_gone is not None and not may_call:
                 patience.is_gone = None  # from here on the idle limit is what counts
             if not data:
                 break

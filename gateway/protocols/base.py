@@ -74,6 +74,11 @@ class Ask:
     request: object = None  # what the protocol's own answers need to know of the request
 
     @property
+    def may_call(self) -> bool:
+        """Whether the answer may hold calls of tools."""
+        return bool(self.form.values.get("tools"))
+
+    @property
     def translated(self) -> Sent:
         """The body for an engine that speaks chat completions."""
         return Sent(self.form, self.body)

@@ -67,13 +67,15 @@ class OpenAICompletions(OpenAIShape):
     def reader(self, ask: Ask, adapter: EngineAdapter, answering: Answering, *, is_native: bool) -> AnswerReader:
         """Return what follows an answer."""
         renamed = answering.model if answering.model != answering.served_model else None
-        return AnswerReader(
+        reader = AnswerReader(
             adapter,
             shows_usage=ask.shows_usage,
             shows_detail=ask.shows_detail,
             shows_ids=ask.form.values.get("return_output_ids_in_sglext") is True,
             model=renamed,
         )
+        reader.seen.may_call = ask.may_call
+        return reader
 
     def failed_stream(self, error_body: bytes) -> bytes:
         """Return the error as an event, and the end."""

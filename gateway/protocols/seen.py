@@ -43,6 +43,7 @@ class Seen:
     pieces: int = 0  # of a stream: events that brought output
     finish_reason: str | None = None
     is_done: bool = False
+    may_call: bool = False  # tools were given; many engines hold a call back until they have all of it
     is_shown: bool = (
         False  # its finish reason went to the client, and the engine's count is here: only the end is missing
     )

@@ -46,6 +46,7 @@ class StreamSettings(Section):
     heartbeat_s: Seconds = 15.0  # a comment goes to the client when nothing else did for this long
     first_byte_timeout_s: Seconds = 600.0  # from sending to the engine's first byte
     idle_timeout_s: Seconds = 20.0  # between two pieces of an answer; then another engine goes on with it
+    call_timeout_s: Seconds = 300.0  # the same with tools: engines hold calls back. One that is silent to probes: idle
     total_timeout_s: Seconds | None = None  # of one answer; beyond it the client gets an error
     client_stall_s: Seconds = 60.0  # a client that takes nothing for this long is cut off
     event_cap_bytes: Count = 8 << 20  # one event of a stream

@@ -41,10 +41,13 @@ class Messages:
 
     def reader(self, ask: Ask, adapter: EngineAdapter, answering: Answering, *, is_native: bool) -> AnswerReader:
         """Return what follows an answer."""
+        reader: AnswerReader
         if is_native:
-            return NativeMessageReader(answering.model if answering.model != answering.served_model else None)
-        writer = MessageWriter(Shown(answering, thinking=ask.request is not False))
-        return TranslatedReader(adapter, writer)
+            reader = NativeMessageReader(answering.model if answering.model != answering.served_model else None)
+        else:
+            reader = TranslatedReader(adapter, MessageWriter(Shown(answering, thinking=ask.request is not False)))
+        reader.seen.may_call = ask.may_call
+        return reader
 
     def error_body(self, error: GatewayError, request_id: str | None = None) -> bytes:
         """Return an error in Anthropic's shape."""

@@ -108,10 +108,12 @@ class Responses(OpenAIShape):
                 self._store.put(answering.tenant, stored)
 
         if is_native:
-            return NativeResponseReader(keep, answering.model if answering.model != answering.served_model else None)
+            native = NativeResponseReader(keep, answering.model if answering.model != answering.served_model else None)
+            native.seen.may_call = ask.may_call
+            return native
         echo = Echo(answering, request.values)
         reader = TranslatedReader(adapter, ResponseWriter(echo, keep))
-        reader.seen.response_id = echo.response_id
+        reader.seen.response_id, reader.seen.may_call = echo.response_id, ask.may_call
         return reader
 
     def failed_stream(self, error_body: bytes) -> bytes:

@@ -237,6 +237,27 @@ def test_the_idle_limit_holds_from_the_first_output_on_however_long_one_waited_f
     assert (error.code, calls) == ("upstream_timeout", ["output"])
 
 
+async def test_a_call_that_an_engine_holds_back_is_waited_for_while_somebody_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.relay._LOOK_S", 0.005)
+    options = RelayOptions(heartbeat_s=3600, first_byte_timeout_s=3600, idle_timeout_s=0.01, call_timeout_s=3600)
+    reader, reply, looks = AnswerReader(Sglang(), shows_usage=False, shows_detail=False), FakeReply(), list[int]()
+    reader.seen.may_call = True
+    writer = StreamWriter(reply, options)
+    await writer.start({})
+
+    def is_gone() -> bool:
+        looks.append(reader.seen.pieces)
+        return looks.count(1) > 9
+
+    upstream = FakeUpstream(stream(["I write the file."])[:2], "silence")
+    error = await relay(upstream, writer, reader, options, lambda: None, lambda: None, is_gone=is_gone)
+    assert error is not None
+    assert error.code == "upstream_timeout"
+    assert looks.count(1) > 9  # and the idle limit, which was over long before, ended nothing
+
+
 def test_one_event_is_bounded() -> None:
     cutter = EventCutter(100)
     assert cutter.feed(b"data: " + b"x" * 90) == []

@@ -9,9 +9,11 @@ import pytest
 from engine_adapter.openai_compatible import OpenAICompatible
 from gateway.errors import UpstreamUnusable
 from gateway.protocols.anthropic.native import NativeMessageReader
+from gateway.protocols.anthropic.protocol import MESSAGES
+from gateway.protocols.base import Answering, scan_body
 from gateway.protocols.base import AnswerReader as Reader
 from gateway.protocols.embeddings import EmbeddingsReader
-from gateway.protocols.openai import AnswerReader
+from gateway.protocols.openai import CHAT, AnswerReader
 from gateway.protocols.responses.native import NativeResponseReader
 from gateway.protocols.sse import event_of, is_whole_event
 from tests.scripted_engine import Json, answer, chunk, event, usage, usage_chunk
@@ -105,3 +107,13 @@ def test_a_stream_may_begin_with_a_byte_order_mark() -> None:
     first = b"\xef\xbb\xbf" + event({**chunk({"content": "x"}, finish="stop"), "usage": usage(7, 1)})
     assert reader.event(first) == (first, True)
     assert reader.seen.usage == usage(7, 1)
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize("given", [{}, {"tools": []}, {"tools": [{"name": "f", "input_schema": {"type": "object"}}]}])
+def test_whether_calls_may_come_is_known_of_every_answer(given: Json, is_native: bool) -> None:
+    asked = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}], **given}
+    for protocol in (CHAT, MESSAGES):
+        ask = protocol.read(scan_body(json.dumps(asked).encode()))
+        reader: Reader = protocol.reader(ask, OpenAICompatible(), Answering("r"), is_native=is_native)
+        assert reader.seen.may_call == bool(given.get("tools"))
