@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from typing import Protocol
 
 from billing.errors import BudgetExceeded, BudgetStoreError
@@ -215,7 +216,8 @@ class Budgets:
 
     def __init__(self, budgets: Sequence[Budget], store: BudgetStore, on_alert: OnAlert | None = None) -> None:
         self._budgets, self._store, self._on_alert = tuple(budgets), store, on_alert
-        self._due: asyncio.Queue[tuple[Ticket, Estimate]] = asyncio.Queue(MAX_UNSETTLED)
+        self._due: asyncio.Queue[tuple[Ticket, Estimate | None]] = asyncio.Queue(MAX_UNSETTLED)
+        self._left: set[asyncio.Task[Hold | None]] = set()  # reservations whose requests are gone already
         self._in_outage = False
         self.status = BudgetStatus()
 
@@ -252,8 +254,13 @@ class Budgets:
         return await self._reserve(holds, at_ns)
 
     async def _reserve(self, holds: list[Hold], at_ns: int) -> Ticket:
+        asking = asyncio.ensure_future(self._store.reserve(holds, at_ns))
         try:
-            full = await self._store.reserve(holds, at_ns)
+            full = await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            self._left.add(asking)
+            asking.add_done_callback(partial(self._give_back, Ticket(tuple(holds))))
+            raise
         except BudgetStoreError as error:
             return await self._without_store(holds, at_ns, error)
         if self._in_outage:
@@ -264,6 +271,12 @@ class Budgets:
             raise BudgetExceeded(full.budget.name, "exhausted", full.end_ns)
         self.status.admitted += 1
         return Ticket(tuple(holds))
+
+    def _give_back(self, ticket: Ticket, asking: asyncio.Task[Hold | None]) -> None:
+        """The client left while the store was reserving for it: nobody else will settle that."""
+        self._left.discard(asking)
+        if not asking.cancelled() and asking.exception() is None and asking.result() is None:
+            self.settle_soon(ticket, None)
 
     async def _without_store(self, holds: list[Hold], at_ns: int, error: BudgetStoreError) -> Ticket:
         """Act by the policies of the budgets that cannot be asked; the others are asked alone."""
@@ -286,8 +299,9 @@ class Budgets:
             self._in_outage = True
             log.error("budgets cannot be judged and act by their policies: %s", error)
 
-    def settle_soon(self, ticket: Ticket, came_to: Estimate) -> None:
-        """Have ``run`` settle a request. Where the price is unknown the reservation stands: unknown is never 0."""
+    def settle_soon(self, ticket: Ticket, came_to: Estimate | None) -> None:
+        """Have ``run`` settle a request; ``None``: it never was one. Where the price is unknown the reservation stands:
+        unknown is never 0."""
         if not ticket.holds:
             return
         try:
@@ -295,11 +309,11 @@ class Budgets:
         except asyncio.QueueFull:
             self.status.unsettled += 1
 
-    async def settle(self, ticket: Ticket, came_to: Estimate) -> None:
+    async def settle(self, ticket: Ticket, came_to: Estimate | None) -> None:
         """Settle a request and give the alerts that follow. Never raises for the store."""
         amounts = []
         for hold in ticket.holds:
-            amount = came_to.amount(hold.budget)
+            amount = 0 if came_to is None else came_to.amount(hold.budget)
             amounts.append(hold.amount if amount is None else amount)
         try:
             settled = await self._store.settle(ticket.holds, amounts)
@@ -340,6 +354,9 @@ class Budgets:
 
     async def drain(self) -> None:
         """Wait until ``run`` has settled everything."""
+        if self._left:
+            await asyncio.wait(self._left)
+            await asyncio.sleep(0)  # what each of them has reserved is given back now
         await self._due.join()
 
 

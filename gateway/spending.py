@@ -19,6 +19,7 @@ from gateway.protocols.base import Ask
 from tracing.record import Charge, RequestRecord, Usage, UsageSource
 
 _LIMIT_MEMBERS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_CHOICES = ("n", "best_of")
 MOST_OUTPUT_TOKENS = 1 << 32
 """Whatever a client writes, sums of reservations stay integers that every store can hold."""
 
@@ -93,8 +94,23 @@ class Spending:
     def _output_tokens(self, ask: Ask) -> int:
         if not ask.generates:
             return 0
-        limits = [ask.form.values.get(name) for name in _LIMIT_MEMBERS]
-        named = [limit for limit in limits if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0]
-        return (
-            min(max(named), MOST_OUTPUT_TOKENS) if named else self._assumed
-        )  # engines differ in which one they follow
+        values = ask.form.values
+        named = [limit for name in _LIMIT_MEMBERS if (limit := _positive(values.get(name))) is not None]
+        each = max(named) if named else self._assumed  # engines differ in which one they follow
+        return min(each * _answers(ask), MOST_OUTPUT_TOKENS)
+
+
+def _answers(ask: Ask) -> int:
+    """Return how many answers an engine may generate: the choices asked for, to each of a completion's prompts."""
+    values = ask.form.values
+    choices = [count for name in _CHOICES if (count := _positive(values.get(name))) is not None]
+    prompts = values.get("prompt") if ask.endpoint == "completions" else None
+    several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
+    return max(choices, default=1) * several
+
+
+def _positive(value: object) -> int | None:
+    """Return a positive number as engines read it: 100.0 is one of theirs."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        return None
+    return int(min(value, MOST_OUTPUT_TOKENS))

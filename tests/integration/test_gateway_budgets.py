@@ -137,6 +137,34 @@ async def test_a_budget_that_only_watches_refuses_no_number(tmp_path: Path, unit
         assert await asyncio.gather(*asks) == [200] * 9
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "n": 50}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5000.0}),
+        ("completions", {"prompt": "x", "n": 2, "best_of": 50}),
+        ("completions", {"prompt": ["x"] * 50}),
+        ("completions", {"prompt": [[1, 2]] * 25, "n": 2}),
+    ],
+)
+async def test_every_answer_that_a_request_may_get_is_reserved(
+    tmp_path: Path, path: str, asked: dict[str, Any]
+) -> None:
+    tokens = {"name": "t", "unit": "tokens", "limit": 4000, "window": "day"}
+    body: dict[str, Any] = {"model": "m", "max_tokens": 100}
+    async with (
+        ScriptedEngine() as engine,
+        gateway_for([engine], tmp_path, billing={"budgets": [tokens]}) as client,
+    ):
+        async with client.session.post(
+            f"{client.url}/v1/{path}", json={"model": "m", "max_tokens": 100, **asked}
+        ) as no:
+            assert no.status == 429
+        assert engine.asked == []
+        async with client.session.post(f"{client.url}/v1/completions", json={"model": "m", "prompt": [1, 2]}) as yes:
+            assert yes.status == 200
+
+
 async def test_the_larger_of_two_output_limits_is_reserved(tmp_path: Path) -> None:
     tokens = {"name": "t", "unit": "tokens", "limit": 1000, "window": "day"}
     async with (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -101,6 +102,43 @@ async def test_a_request_reserves_in_all_budgets_or_in_none(store: SqliteBudgetS
     ticket = await Budgets([MONEY], store).admit(WHO, estimate(800), NOW_NS)  # 200 were kept, not 300
     assert ticket.holds[0].amount == 800
     await store.close()
+
+
+class Slow:
+    """A store that takes its time: what was asked is done, whoever has left meanwhile."""
+
+    def __init__(self, store: SqliteBudgetStore) -> None:
+        self._store, self.asked, self.may_go_on = store, asyncio.Event(), asyncio.Event()
+
+    async def open(self, at_ns: int) -> None: ...
+
+    async def reserve(self, holds: Sequence[Hold], at_ns: int) -> Hold | None:
+        self.asked.set()
+        await self.may_go_on.wait()
+        return await self._store.reserve(holds, at_ns)
+
+    async def settle(self, holds: Sequence[Hold], amounts: Sequence[int]) -> list[Settled]:
+        return await self._store.settle(holds, amounts)
+
+    async def close(self) -> None: ...
+
+
+async def test_who_leaves_while_the_store_reserves_takes_nothing(store: SqliteBudgetStore) -> None:
+    slow = Slow(store)
+    budgets = Budgets([CALLS, MONEY], slow)
+    leaving = asyncio.create_task(budgets.admit(WHO, estimate(), NOW_NS))
+    await slow.asked.wait()
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    assert leaving.cancelled()
+    slow.may_go_on.set()
+    running = asyncio.create_task(budgets.run())
+    await budgets.drain()
+    for _ in range(2):
+        await budgets.admit(WHO, estimate(nano=500), NOW_NS)  # all of both is there
+    with pytest.raises(BudgetExceeded):
+        await budgets.admit(WHO, estimate(nano=0), NOW_NS)
+    running.cancel()
 
 
 async def test_what_is_settled_lower_makes_room_and_unknown_is_never_nothing(store: SqliteBudgetStore) -> None:
