@@ -156,9 +156,7 @@ async def test_every_answer_that_a_request_may_get_is_reserved(
         ScriptedEngine() as engine,
         gateway_for([engine], tmp_path, billing={"budgets": [tokens]}) as client,
     ):
-        async with client.session.post(
-            f"{client.url}/v1/{path}", json={"model": "m", "max_tokens": 100, **asked}
-        ) as no:
+        async with client.session.post(f"{client.url}/v1/{path}", json=body | asked) as no:
             assert no.status == 429
         assert engine.asked == []
         async with client.session.post(f"{client.url}/v1/completions", json={"model": "m", "prompt": [1, 2]}) as yes:
