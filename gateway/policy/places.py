@@ -61,10 +61,8 @@ class Places:
     def asked(self, run: Hashable | None, prompt_tokens: int) -> Asked:
         """Return a request as it is priced; ``run`` is ``None`` where it belongs to none."""
         output = self.outputs.expected(run)
-        if run is None:
+        if run is None or run in self._last:
             return Asked(prompt_tokens, output)
-        if run in self._last:
-            return Asked(prompt_tokens, output, has_home=True)
         return Asked(prompt_tokens, output, self.odds.further_steps(), self.mean_square_s)
 
     def is_new(self, run: Hashable) -> bool:

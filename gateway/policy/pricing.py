@@ -6,7 +6,6 @@
                                        + its prompt
   + those who come while it is served  steps that are due there a second x its prompt x (queue + half its prompt)
   + its own steps after this one       how many x steps that are due there a second x half the mean square of a prompt
-  + its prompt once more             where its run has a home already: what is computed elsewhere is there twice
   + what it pushes out of memory       its new tokens x the odds that they would have come back x what they'd take then:
                                        computed again, or fetched from the next slower tier
   + decoding                           its output's steps are lengthened by the contexts there, and theirs by its own
@@ -38,10 +37,9 @@ class Weights:
 
     arrivals: float = 1.0
     own_share: float = 0.3  # of an instance's own due rate in its price for arrivals; the rest is the fleet's mean
-    moving: float = 1.0
     further: float = 1.0
     reuse: float = 1.0
-    decode: float = 0.25
+    decode: float = 0.4
     idle: float = 4.0
     balance: float = 0.1
 
@@ -51,13 +49,12 @@ NOTHING = (0.0, 0.0, 0.0, 0.0)
 
 
 class Asked(NamedTuple):
-    """One request. ``further_steps``: how many will follow where this one goes; 0 if its run ``has_home``."""
+    """One request. ``further_steps``: how many will follow where this one goes; 0 if its run has a home already."""
 
     prompt_tokens: int
     output_tokens: float = 0.0
     further_steps: float = 0.0
     mean_square_s: float = 0.0
-    has_home: bool = False
 
 
 class Surroundings(NamedTuple):
@@ -119,10 +116,10 @@ def prices(
     evenly = weights.balance * count / total_s if (total_s := sum(lately_s)) else 0.0
     uneven_s = total_s * per_offer * _MOST_UNEVEN
     pullable = offers[source].hit_tokens[0] if source is not None else 0
-    decode_weight = weights.decode * idle_share**weights.idle * asked.output_tokens
+    mean_running = sum([offer.load.running for offer in offers]) * per_offer
+    decode_weight = weights.decode * idle_share**weights.idle / (1 + 0.5 * mean_running) * asked.output_tokens
     prompt, output = asked.prompt_tokens, asked.output_tokens
     further = weights.further * min(asked.further_steps, _MOST_FURTHER_STEPS) * 0.5 * asked.mean_square_s
-    moving = weights.moving if asked.has_home else 0.0
     own_share, fleet_rate = weights.arrivals * weights.own_share, weights.arrivals * (1 - weights.own_share) * mean_due
     half_context = 0.5 * (prompt + 0.5 * output)
     of_costs, read_s, overhead_s, token_s, grown_s, beside_s = None, 0.0, 0.0, 0.0, 0.0, 0.0
@@ -146,7 +143,7 @@ def prices(
             pulled = pullable if at != source else 0
             ttft_s, work_s, new, fetch = _fetched(load, hits, context, pulled, prompt, wait_s, now_s)
         rate = fleet_rate + own_share * due
-        cost_s = ttft_s + work_s * (moving + rate * (backlog_s + 0.5 * work_s)) + further * due
+        cost_s = ttft_s + work_s * rate * (backlog_s + 0.5 * work_s) + further * due
         if push[0]:
             pushed_s = (prompt - context + output) * push[0]
             if hits[1] or hits[2] or hits[3]:
