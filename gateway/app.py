@@ -195,7 +195,7 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
             regions=fleet.regions,
         )
         StateCollector(fleet, flights, index, snapshots.stats).register(metrics.registry)
-        metrics.registry.register(StoreCollector(ledger, traces))
+        metrics.registry.register(StoreCollector(ledger, traces, spans))
         if compared is not None:
             metrics.registry.register(WatchCollector(compared))
         counters = LedgerCounters(place)

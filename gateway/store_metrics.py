@@ -1,4 +1,4 @@
-"""How the ledger and the trace store fare, for alarms: what waits, where, and what could not be kept."""
+"""How the ledger, the trace store and the export of spans fare, for alarms: what waits, and what could not be kept."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from billing.ledger import Ledger, LedgerStatus
+from tracing.export import SpanExport
 from tracing.store import TraceStore
 
 _LEDGER_GAUGES: dict[str, tuple[str, Callable[[LedgerStatus], float]]] = {
@@ -29,10 +30,10 @@ _LEDGER_COUNTERS: dict[str, tuple[str, Callable[[LedgerStatus], float]]] = {
 
 
 class StoreCollector(Collector):
-    """Reads both states when asked."""
+    """Reads their states when asked."""
 
-    def __init__(self, ledger: Ledger, traces: TraceStore) -> None:
-        self._ledger, self._traces = ledger, traces
+    def __init__(self, ledger: Ledger, traces: TraceStore, spans: SpanExport | None = None) -> None:
+        self._ledger, self._traces, self._spans = ledger, traces, spans
 
     def collect(self) -> Iterator[Metric]:
         """Yield them."""
@@ -48,3 +49,6 @@ class StoreCollector(Collector):
         yield GaugeMetricFamily("keepwarm_trace_waiting_records", "Records not yet committed", value=traces.waiting)
         failing = float(self._traces.failure is not None)
         yield GaugeMetricFamily("keepwarm_trace_failing", "1 while the trace store cannot be written", value=failing)
+        if self._spans is not None:
+            text = "Records whose spans were not exported: the backend is slower than the requests"
+            yield CounterMetricFamily("keepwarm_span_dropped_records", text, value=self._spans.dropped)

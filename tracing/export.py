@@ -151,6 +151,7 @@ class SpanExport:
         self._scope = InstrumentationScope("keepwarm", self._options.service_version)
         self._metrics = None if metrics is None else metrics(self._resource)
         self._remembered: OrderedDict[str, RequestRecord] = OrderedDict()
+        self._handed = 0  # spans that the processor was given since it was emptied
         self.dropped = 0  # records that found the queue full
         self._queue: queue.Queue[_Item] = queue.Queue(self._options.queue_records)
         self._thread = threading.Thread(target=self._run, name="keepwarm-spans", daemon=True)
@@ -187,8 +188,14 @@ class SpanExport:
             self._remembered[record.request_id] = record
             if len(self._remembered) > self._options.remembered_records:
                 self._remembered.popitem(last=False)
+        # The processor's queue drops what it has no room for, and tells nobody. So it is emptied before it can be full:
+        # a backend that is slow makes records wait here, in a queue that counts what it drops.
+        if self._handed + len(values) > self._options.queue_spans // 2:
+            self._processor.force_flush()
+            self._handed = 0
         for value in values:
             self._processor.on_end(otel_span(value, self._resource, self._scope))
+        self._handed += len(values)
         if self._metrics is not None:
             self._metrics.observe(record, previous)
 

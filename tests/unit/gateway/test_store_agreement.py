@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 
 from billing.counters import LedgerCounters
@@ -18,7 +22,9 @@ from billing.row import LedgerRow, record_of, row_of, row_values
 from gateway.ledger_metrics import LedgerCollector
 from gateway.recovery import TraceFollower
 from gateway.store_metrics import StoreCollector
+from tests.samples.agent_runs import plain_record
 from tests.samples.billed import altered, billed, died_in_flight, many, unpriced
+from tracing.export import SpanExport, SpanExportOptions
 from tracing.record import Outcome
 from tracing.store import TraceStore, TraceStoreOptions
 
@@ -96,6 +102,26 @@ def test_no_journal_goes_before_the_follower_has_caught_up(tmp_path: Path) -> No
     assert list(watcher.folder.iterdir()) == []
 
 
+def test_what_the_export_of_spans_drops_is_a_metric(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    class Stuck(InMemorySpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            gate.wait()
+            return super().export(spans)
+
+    traces = TraceStore(tmp_path / "traces.sqlite3")
+    spans = SpanExport(Stuck(), SpanExportOptions(queue_records=4, queue_spans=8, batch_spans=1, delay_s=0.001))
+    for number in range(40):
+        spans.export(plain_record(f"r{number}"))
+    with Ledger(tmp_path / "ledger.sqlite3") as ledger:
+        told = metrics(StoreCollector(ledger, traces, spans))
+    assert told["keepwarm_span_dropped_records_total"] == spans.dropped > 0
+    gate.set()
+    assert spans.close(30)
+    traces.close()
+
+
 def test_what_the_trace_store_drops_is_a_metric(tmp_path: Path) -> None:
     path = tmp_path / "traces.sqlite3"
     traces = TraceStore(path, TraceStoreOptions(queue_records=4, batch_records=1, max_age_ns=None))
@@ -107,6 +133,7 @@ def test_what_the_trace_store_drops_is_a_metric(tmp_path: Path) -> None:
             traces.append(record)
         assert not traces.keep(many(20), 0.01)
         told = metrics(StoreCollector(ledger, traces))
+        assert "keepwarm_span_dropped_records_total" not in told
         assert told["keepwarm_trace_dropped_records_total"] >= 14
         blocker.execute("ROLLBACK")
         blocker.close()

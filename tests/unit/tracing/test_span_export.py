@@ -194,3 +194,24 @@ def test_nothing_is_read_where_nothing_may_be_said() -> None:
     export.export(plain_record(), lambda: (str(asked.append(1)), ""))
     assert export.close(30)
     assert asked == []
+
+
+def test_a_backend_that_is_slow_loses_no_span_that_was_made() -> None:
+    gate = threading.Event()
+
+    class Slow(InMemorySpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            gate.wait()
+            return super().export(spans)
+
+    exporter = Slow()
+    export = SpanExport(exporter, SpanExportOptions(queue_spans=64, batch_spans=16, delay_s=0.001))
+    records = [plain_record(f"r{number}") for number in range(300)]
+    for record in records:
+        export.export(record)
+    gate.set()
+    assert export.flush(30)
+    arrived = {span.context.span_id for span in exporter.get_finished_spans()}
+    assert arrived == {span.span_id for record in records for span in request_spans(record)}
+    assert export.dropped == 0
+    assert export.close(30)
