@@ -10,8 +10,8 @@ from gateway.errors import EngineGaveUp, GatewayError, UpstreamUnusable
 from gateway.relay import RelayOptions, Reply, StreamWriter
 from tracing.record import Outcome
 
-MAY_GO_ELSEWHERE = frozenset({429, 503})
-"""With these an engine says that it took nothing on."""
+MAY_GO_ELSEWHERE = frozenset({429, 503, 529})
+"""With these an engine says that it took nothing on; 529 is Anthropic's word for being overloaded."""
 
 _NOT_THE_CLIENTS = frozenset({401, 407})
 """With these an engine refuses the gateway's own key; what it says of it may quote it."""

@@ -250,7 +250,7 @@ async def test_an_engines_refusal_goes_through_untried_elsewhere(tmp_path: Path)
         assert client.at_rest()
 
 
-@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("status", [429, 503, 529])
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_a_busy_engine_sends_the_request_elsewhere(tmp_path: Path, status: int, is_stream: bool) -> None:
     async with ScriptedEngine() as a, ScriptedEngine() as b, gateway_for([a, b], tmp_path) as client:

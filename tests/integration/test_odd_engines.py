@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from gateway.protocols.seen import Seen
 from tests.gateways import Client, gateway_for
 from tests.scripted_engine import DONE, Json, Script, ScriptedEngine, answer, stream
 from tracing.record import Outcome
@@ -74,6 +75,36 @@ async def test_a_refusal_that_is_not_about_the_client_is_not_told_as_one(
     assert str(status) in json.loads(said)["error"]["message"]
     assert "sk-of-the-engine" not in said
     assert (record.outcome, record.status, record.error) == (Outcome.UPSTREAM_FAILED, 502, f"engine_{status}")
+
+
+@pytest.mark.parametrize(
+    ("path", "more"), [("chat/completions", {}), ("messages", {"max_tokens": 4}), ("responses", {})]
+)
+async def test_a_fault_of_the_gateway_amid_a_stream_ends_it_with_an_error(
+    gateway: Client, engine: ScriptedEngine, path: str, more: Json, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = 0
+
+    def failing(self: Seen, choice: Json) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 3:
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(Seen, "finish", failing)
+    engine.script = Script(events=stream(["a", "b", "c"]))
+    said = {"input": "hi"} if path == "responses" else {"messages": [{"role": "user", "content": "hi"}]}
+    asked = {"model": "m", "stream": True, **said, **more}
+    async with gateway.session.post(f"{gateway.url}/v1/{path}", json=asked) as response:
+        assert response.status == 200
+        data = await response.read()  # which ends, and as a whole body
+        record = await gateway.record(response.headers["x-keepwarm-request-id"])
+    events = [event for event in data.split(b"\n\n") if event]
+    assert b"the gateway failed" in b"".join(events[-2:])
+    assert (events[-1] == b"data: [DONE]") == (path == "chat/completions")
+    assert b"ZeroDivision" not in data
+    assert record.outcome is not Outcome.OK
+    await engine.until(lambda: not engine.in_flight)
 
 
 @pytest.mark.parametrize("headers", [{}, {"te": "trailers"}], ids=["front", "aiohttp"])

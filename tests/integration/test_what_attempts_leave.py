@@ -53,6 +53,10 @@ async def test_a_refusal_is_told_rather_than_that_another_engine_is_gone(tmp_pat
             response = await waiting
             assert (response.status, response.headers["retry-after"]) == (429, "7")
             response.release()
+            for path, names in (("/v1/models", "m"), ("/v1/models/m", "m"), ("/healthz", "")):
+                async with client.session.get(client.url + path) as listed:
+                    assert listed.status == 200
+                    assert names in await listed.text()
             (record,) = await client.records(1)
             assert [attempt.error for attempt in record.attempts] == ["status_429", "connect_failed"]
             assert (record.outcome, record.usage.source) == (Outcome.UPSTREAM_REFUSED, UsageSource.NONE)
