@@ -91,7 +91,7 @@ async def killed(pair: Pair, home: Path, options: Options, **settings: Any) -> J
         "on the killed engine": len(hurt),
         "went on": len(went_on),
         "wrong": faults,
-        "what the wrong ones said": {number: streams[number].text for number in faults},
+        "what the wrong ones said": {n: (before[n], streams[n].text, streams[n].error) for n in faults},
         "same text as undisturbed": sum(a.text == b.text for a, b in zip(streams, alone, strict=True)),
         "pause where it died, s": spread([stream.longest_pause_s for stream in went_on]),
         "longest pause of others, s": spread([s.longest_pause_s for s in streams if s not in hurt]),
