@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -181,11 +182,14 @@ def test_the_frontier_is_the_age_of_what_goes_now() -> None:
 def test_what_is_pushed_out_costs_what_it_takes_to_have_it_again() -> None:
     """Behind the device of one there is memory, behind that of another nothing. In both, runs come back as often."""
     places, costs = Places(), EngineCosts(_RATES)
-    fates = {"with memory": Tier.HOST, "without": None}
+    fates: dict[str, Callable[[int], int | None]] = {
+        "with memory": lambda block: Tier.HOST,
+        "without": lambda block: None,
+    }
     for number in range(100):
         for name, fate in fates.items():
             places.begun(f"{name} {number % 3}", 10_000, 0.1, 10.0 * number)
-            places.ended(f"{name} {number % 3}", name, number, 10.0 * number, lambda block, fate=fate: fate)
+            places.ended(f"{name} {number % 3}", name, number, 10.0 * number, fate)
     found = {name: places.around(name, Load(costs), None, 1000.0).push_s for name in fates}
     odds = places.odds.after(10.0)
     assert odds > 0.5
