@@ -289,6 +289,31 @@ def test_detached_and_attached_again(folder: Path) -> None:
     engine.backend.close()
 
 
+def test_pages_of_weights_that_were_changed_in_place_are_out_of_reach_at_once(folder: Path, server: PoolServer) -> None:
+    options = {**on_disk(folder), **in_pool(server, namespace="changed in place")}
+    engine, other = Engine(options), Engine(in_pool(server, namespace="changed in place"))
+    keys = key_chain(4)
+    engine.store(keys)
+    engine.weights_version = "step 2"
+    assert engine.backend.batch_exists(keys) == 0
+    assert engine.load(keys) == [False] * 4
+    assert engine.backend.batch_set_v1(keys, engine.pool.slots(range(4))) == [False] * 4  # of which weights?
+    assert other.load(keys) == [True] * 4
+    engine.backend.close()
+    attached = Engine(options, weights_version="step 2")
+    assert attached.backend.batch_exists(keys) == 0
+    attached.store(keys)
+    assert attached.load(keys) == [True] * 4
+    attached.weights_version = "step 3"
+    attached.backend.clear()
+    assert attached.backend.batch_exists(keys) == 0
+    attached.store(keys)
+    assert attached.load(keys) == [True] * 4
+    assert other.load(keys) == [True] * 4
+    for each in (attached, other):
+        each.backend.close()
+
+
 def test_clear_leaves_nothing(folder: Path, server: PoolServer) -> None:
     engine = Engine({**on_disk(folder), **in_pool(server, namespace="cleared")})
     keys = key_chain(4)

@@ -125,12 +125,14 @@ class Engine:
     side_pools: dict[str, FakeHostPool] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     zero_copy: bool = True
+    weights_version: str = ""
 
     def __post_init__(self) -> None:
         own = {"backend_name": "keepwarm", "module_path": "m", "class_name": "c", "interface_v1": int(self.zero_copy)}
         patient = {"deadline_ms": 5000.0, "prefill_tokens_per_s": 0.001}  # whatever is held is worth waiting for
         extra = {**own, "weights_id": WEIGHTS, "buffer_gb": 0.002, **patient, **self.options}
-        self.backend = Backend(FakeConfig(extra, **self.config), {}, facts=self.facts)
+        config = FakeConfig(extra, **self.config)
+        self.backend = Backend(config, {}, facts=self.facts, version=lambda: self.weights_version)
         self.backend.register_mem_pool_host(self.pool)
         self.backend.register_mem_host_pool_v2(self.pool, "kv")
         for name, pool in self.side_pools.items():

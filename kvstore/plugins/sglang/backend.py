@@ -13,12 +13,14 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kvstore.events import TierCleared
 from kvstore.fetching import BufferTarget, Target
-from kvstore.plugins.sglang.engine import EngineFacts, read_engine_facts
+from kvstore.page import Tier
+from kvstore.plugins.sglang.engine import EngineFacts, read_engine_facts, weights_version
 from kvstore.plugins.sglang.identity import read_shard
 from kvstore.plugins.sglang.memory import Pieces, PiecesTarget, pages_at, tensor_memory
 from kvstore.plugins.sglang.opening import Opened, open_shelves, page_bytes_of
@@ -55,12 +57,20 @@ class Backend:
     """One scheduler process's storage."""
 
     def __init__(
-        self, storage_config: Any, kwargs: Mapping[str, object] | None = None, *, facts: EngineFacts | None = None
+        self,
+        storage_config: Any,
+        kwargs: Mapping[str, object] | None = None,
+        *,
+        facts: EngineFacts | None = None,
+        version: Callable[[], str] = weights_version,
     ) -> None:
-        """``kwargs`` is an empty mapping that SGLang passes by position. Raises ``ValueError`` for wrong options."""
+        """``kwargs`` is an empty mapping that SGLang passes by position. ``facts`` of the engine and the ``version``
+        of its weights are asked of the SGLang in this process. Raises ``ValueError`` for wrong options."""
         self.options = read_options(storage_config.extra_config)
         self.shard = read_shard(storage_config)
         self.facts = facts if facts is not None else read_engine_facts()
+        self._version = version
+        self._opened_for = version()
         self.is_zero_copy = bool((storage_config.extra_config or {}).get("interface_v1"))
         self.mem_pool_host: Any = None
         self.registered_pools: dict[Any, Any] = {}
@@ -68,6 +78,7 @@ class Backend:
         self._opening = threading.Lock()
         self._stats = TransferStats()
         self._stats_lock = threading.Lock()
+        self._has_left = False
         self._queried: OrderedDict[str, tuple[float, int]] = OrderedDict()  # last key of a miss → when, tokens
 
     # --- the start and the end ---
@@ -75,6 +86,7 @@ class Backend:
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """The pool of the KV cache itself. Raises ``ValueError`` for one whose memory cannot be reached."""
         page_bytes_of(mem_pool_host, zero_copy=self.is_zero_copy)
+        self._begin_anew()
         self.mem_pool_host = mem_pool_host
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
@@ -96,10 +108,14 @@ class Backend:
         self.registered_pools = {}
 
     def clear(self) -> None:
-        """Forget every page of this server's layouts; what the pool has of them, for all servers."""
+        """Forget every page of this server's layouts; what the pool has of them, for all servers.
+
+        After weights were changed in place the server begins anew with it, under another fingerprint.
+        """
         if self._opened is not None and self.shard.writes:
             for shelf in self._opened.shelves.values():
                 shelf.clear()
+        self._begin_anew()
 
     # --- looking up ---
 
@@ -206,17 +222,48 @@ class Backend:
 
     # --- what they share ---
 
+    def _is_outdated(self) -> bool:
+        """Tell whether pages that are open are of weights that no longer run."""
+        return self._version() != self._opened_for
+
+    def _begin_anew(self) -> None:
+        """Let go of what was opened for weights that no longer run."""
+        if self._is_outdated():
+            self._close_shelves()
+            self._opened_for = self._version()
+
+    def _leave(self) -> None:
+        """Say once that nothing is stored or served any more, and that this server's disk is out of reach."""
+        if self._has_left:
+            return
+        self._has_left = True
+        log.error(
+            "keepwarm: the weights were changed in place (%r, were %r): nothing of this storage is used until it is "
+            "cleared or attached anew", self._version(), self._opened_for,
+        )  # fmt: skip
+        if self._opened is not None:
+            self._opened.relay.publish([TierCleared((Tier.DISK,))])
+
     def _shelf(self, name: str) -> Shelf | None:
+        if self._is_outdated():
+            self._leave()
+            return None
+        self._has_left = False
         opened = self._opened
         if opened is None and self.mem_pool_host is not None:
             with self._opening:
                 if self._opened is None:
                     pools = {KV: self.mem_pool_host} | self.registered_pools
                     self._opened = open_shelves(
-                        pools, self.options, self.shard, self.facts, zero_copy=self.is_zero_copy
+                        pools, self.options, self.shard, self._facts_now(), zero_copy=self.is_zero_copy
                     )
                 opened = self._opened
         return None if opened is None else opened.shelves.get(name)
+
+    def _facts_now(self) -> EngineFacts:
+        if not self._opened_for:
+            return self.facts
+        return replace(self.facts, settings={**self.facts.settings, "weights": self._opened_for})
 
     def _close_shelves(self) -> None:
         with self._opening:

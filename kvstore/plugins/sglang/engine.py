@@ -29,6 +29,9 @@ _BYTES_DEPEND_ON = (
 are random."""
 
 
+_FIRST_VERSION = "default"
+
+
 @dataclass(frozen=True, slots=True)
 class EngineEvents:
     """Where the engine publishes its KV events, as this process reaches it."""
@@ -66,6 +69,17 @@ def read_engine_facts() -> EngineFacts:
         dp_rank=dp_rank,
         dp_size=getattr(arguments, "dp_size", 1) or 1,
     )
+
+
+def weights_version() -> str:
+    """Return what the weights that run now are called; an update in place names new ones. "" before the first, and
+    where the engine doesn't tell (before 0.5.23)."""
+    try:
+        from sglang.srt.runtime_context import get_serving
+    except ImportError:
+        return ""
+    version = getattr(get_serving(), "weight_version", None)
+    return "" if version in (None, _FIRST_VERSION) else str(version)
 
 
 def _arguments() -> tuple[Any, int]:
