@@ -62,15 +62,15 @@ class Backend:
         kwargs: Mapping[str, object] | None = None,
         *,
         facts: EngineFacts | None = None,
-        version: Callable[[], str] = weights_version,
+        version: Callable[[], str] | None = None,
     ) -> None:
         """``kwargs`` is an empty mapping that SGLang passes by position. ``facts`` of the engine and the ``version``
         of its weights are asked of the SGLang in this process. Raises ``ValueError`` for wrong options."""
         self.options = read_options(storage_config.extra_config)
         self.shard = read_shard(storage_config)
         self.facts = facts if facts is not None else read_engine_facts()
-        self._version = version
-        self._opened_for = version()
+        self._version = version if version is not None else weights_version()
+        self._opened_for = self._version()
         self.is_zero_copy = bool((storage_config.extra_config or {}).get("interface_v1"))
         self.mem_pool_host: Any = None
         self.registered_pools: dict[Any, Any] = {}

@@ -8,7 +8,7 @@ ports stand in the server's arguments, which every scheduler process has. Read: 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,15 +71,19 @@ def read_engine_facts() -> EngineFacts:
     )
 
 
-def weights_version() -> str:
-    """Return what the weights that run now are called; an update in place names new ones. "" before the first, and
-    where the engine doesn't tell (before 0.5.23)."""
+def weights_version() -> Callable[[], str]:
+    """Return what tells how the weights that run now are called: an update in place names new ones. It says "" before
+    the first, and always where the engine doesn't tell (before 0.5.23)."""
     try:
         from sglang.srt.runtime_context import get_serving
     except ImportError:
-        return ""
-    version = getattr(get_serving(), "weight_version", None)
-    return "" if version in (None, _FIRST_VERSION) else str(version)
+        return lambda: ""
+
+    def version() -> str:
+        told = getattr(get_serving(), "weight_version", None)
+        return "" if told in (None, _FIRST_VERSION) else str(told)
+
+    return version
 
 
 def _arguments() -> tuple[Any, int]:
