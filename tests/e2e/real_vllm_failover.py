@@ -38,7 +38,7 @@ def main() -> int:
                 server.until_ready()
             version = servers[0].version()
             pair = Pair([server.url for server in servers], "vllm", lambda: servers[0].stop(signal.SIGKILL))
-            models = [{"name": MODEL, "tokenizer": str(model)}]
+            models = [{"name": MODEL, "tokenizer": str(model), "template": "model"}]
             health = {"interval_s": 0.5, "timeout_s": 30.0, "slow_start_s": 0}
             found = asyncio.run(killed(pair, folder / "gateway", told, models=models, health=health))
         finally:
