@@ -10,7 +10,7 @@ from engine_adapter.openai_compatible import OpenAICompatible
 from gateway.errors import UpstreamUnusable
 from gateway.protocols.anthropic.native import NativeMessageReader
 from gateway.protocols.anthropic.protocol import MESSAGES
-from gateway.protocols.base import Answering, scan_body
+from gateway.protocols.base import Answering, EndpointProtocol, scan_body
 from gateway.protocols.base import AnswerReader as Reader
 from gateway.protocols.embeddings import EmbeddingsReader
 from gateway.protocols.openai import CHAT, AnswerReader
@@ -113,7 +113,8 @@ def test_a_stream_may_begin_with_a_byte_order_mark() -> None:
 @pytest.mark.parametrize("given", [{}, {"tools": []}, {"tools": [{"name": "f", "input_schema": {"type": "object"}}]}])
 def test_whether_calls_may_come_is_known_of_every_answer(given: Json, is_native: bool) -> None:
     asked = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}], **given}
-    for protocol in (CHAT, MESSAGES):
+    protocols: tuple[EndpointProtocol, ...] = (CHAT, MESSAGES)
+    for protocol in protocols:
         ask = protocol.read(scan_body(json.dumps(asked).encode()))
         reader: Reader = protocol.reader(ask, OpenAICompatible(), Answering("r"), is_native=is_native)
         assert reader.seen.may_call == bool(given.get("tools"))
