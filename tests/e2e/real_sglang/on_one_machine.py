@@ -67,7 +67,7 @@ def detached_and_attached(server: PluginServer, checks: Checks) -> None:
     fresh = prompt()
     cold = server.generate(fresh)
     server.until_told(fresh, Tier.DISK)
-    server.administer("/hicache/storage-backend", method="DELETE")
+    server.detach()
     server.flush()
     without = server.generate(fresh)
     server.flush()

@@ -113,11 +113,19 @@ class PluginServer(SglangServer):
         )
 
     def flush(self) -> None:
-        """Empty device and host; refused while a page is still being put away."""
+        """Empty device and host."""
+        self._when_idle("/flush_cache", {})
+
+    def detach(self) -> None:
+        """Take the storage away at run time."""
+        self._when_idle("/hicache/storage-backend", method="DELETE")
+
+    def _when_idle(self, path: str, body: Json | None = None, method: str = "POST") -> None:
+        """Ask what is refused while a page is still being put away."""
         deadline = time.monotonic() + SETTLE_LIMIT_S
         while True:
             try:
-                self.administer("/flush_cache", {})
+                self.administer(path, body, method)
                 return
             except OSError:
                 if time.monotonic() > deadline:
