@@ -76,7 +76,7 @@ async def killed(pair: Pair, home: Path, options: Options, **settings: Any) -> J
         running = [asyncio.create_task(stream.run(client, options.tokens)) for stream in streams]
         await asyncio.gather(*(stream.begun.wait() for stream in streams))
         before = [stream.text for stream in streams]
-        pair.kill()
+        await asyncio.to_thread(pair.kill)  # which may wait for it to be gone
         await asyncio.gather(*running)
         records = {record.request_id: record for record in await client.records(2 * options.streams)}
     hurt = [stream for stream in streams if stream.instance == "e0"]
