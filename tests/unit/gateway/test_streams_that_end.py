@@ -115,6 +115,6 @@ def test_whether_calls_may_come_is_known_of_every_answer(given: Json, is_native:
     asked = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}], **given}
     protocols: tuple[EndpointProtocol, ...] = (CHAT, MESSAGES)
     for protocol in protocols:
-        ask = protocol.read(scan_body(json.dumps(asked).encode()))
+        ask = protocol.read(scan_body(json.dumps(asked).encode()), None)
         reader: Reader = protocol.reader(ask, OpenAICompatible(), Answering("r"), is_native=is_native)
         assert reader.seen.may_call == bool(given.get("tools"))
