@@ -122,8 +122,9 @@ class Attempter:
             await self._refusal(response, limits, draft, reply, is_first=plan is None)
         elif writer is not None and response.headers.get("content-type", "").startswith("text/event-stream"):
             await self._stream(response, route, limits, writer, draft, plan, handed)
-        elif plan is not None:
-            raise Lost(UpstreamUnusable("the engine does not answer with a stream"), in_stream=True)
+        elif writer is not None or plan is not None:
+            error = UpstreamUnusable("the engine does not answer with a stream", code="engine_no_stream")
+            raise Lost(error, in_stream=plan is not None)
         else:
             await self._whole(response, limits, draft, reply, handed)
             self._fleet.request_answered(route.instance, route.ticket)

@@ -37,7 +37,7 @@ from gateway.identity import Caller, KeyRing, effective_salt
 from gateway.marks import prefix_marks
 from gateway.models import ModelDirectory
 from gateway.prompts import Prompt, PromptBook
-from gateway.protocols.base import Ask, EndpointProtocol, model_of
+from gateway.protocols.base import Ask, EndpointProtocol, model_of, refuse_handover
 from gateway.reading import BodyReader, Reading, Scanned
 from gateway.recorder import Recorder
 from gateway.relay import ClientGone, Reply
@@ -204,6 +204,7 @@ class Pipeline:
             if text is not None:
                 scanned = await self._reader.scan(protocol, text.encode(), tenant)
         draft.model = model_of(scanned.sent.form.values)
+        refuse_handover(scanned.sent.form.values)
         model = self._models.resolve(draft.model, caller)
         draft.served_model, draft.counts_checked = model, self._models.options(model).counts_checked
         reading = await self._reader.read(protocol, scanned, tenant)

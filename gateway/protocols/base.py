@@ -222,6 +222,9 @@ def untranslatable_ask(
     )
 
 
+_HANDOVER = ("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
+
+
 def scan_body(body: bytes, grows: str | None = None, opening: Opening | None = None) -> Sent:
     """Read a body's members; of one that begins with ``opening``, the rest. Raises ``BadRequest`` for no JSON object.
 
@@ -231,6 +234,18 @@ def scan_body(body: bytes, grows: str | None = None, opening: Opening | None = N
         return Sent(scan(body, grows) if opening is None else scan_on(body, opening), body)
     except FormError as error:
         raise BadRequest(f"We could not parse the JSON body of your request: {error}", code="invalid_json") from None
+
+
+def refuse_handover(values: Json) -> None:
+    """Raise ``BadRequest`` for members by which engines are told whose pages to take: those are the gateway's to say.
+
+    A client that could name them would have an engine read another tenant's pages, or connect to a place of its choice.
+    """
+    for name in _HANDOVER:
+        if values.get(name) is not None:
+            raise BadRequest(
+                f"'{name}' is not for clients: the gateway tells engines where pages come from", param=name
+            )
 
 
 def model_of(values: Json) -> str:

@@ -135,3 +135,27 @@ async def test_a_refusals_headers_pass_where_they_are_text(gateway: Client, engi
         assert response.headers["retry-after"] == "7"
         assert response.headers["x-ratelimit-remaining-requests"] == "0"
         assert "x-ratelimit-odd" not in response.headers
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_an_answer_in_one_piece_where_a_stream_was_asked_for_is_no_silent_empty_stream(
+    gateway: Client, engine: ScriptedEngine, path: str
+) -> None:
+    engine.script = Script(body=answer("all at once"))
+    body = {"model": "m", "stream": True, "prompt": "x", "messages": [{"role": "user", "content": "x"}]}
+    async with gateway.session.post(f"{gateway.url}{path}", json=body) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (502, "engine_no_stream")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("member", ["kv_transfer_params", "bootstrap_host"])
+async def test_whose_pages_an_engine_takes_is_no_clients_business(
+    gateway: Client, engine: ScriptedEngine, path: str, member: str
+) -> None:
+    foreign = {"kv_transfer_params": {"do_remote_prefill": True, "remote_host": "10.0.0.9", "remote_block_ids": [7]}}
+    body = {"model": "m", "max_tokens": 8, "input": "x", "messages": [{"role": "user", "content": "x"}]}
+    body |= {member: foreign.get(member, "10.0.0.9")}
+    async with gateway.session.post(f"{gateway.url}{path}", json=body) as response:
+        assert response.status == 400
+        assert member in (await response.json())["error"]["message"]
+    assert engine.asked == []
