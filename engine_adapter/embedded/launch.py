@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import signal
 import socket
 import sys
@@ -21,6 +22,7 @@ from engine_adapter.errors import LaunchError
 
 _log = logging.getLogger(__name__)
 _TAIL_BYTES = 4096
+_OWN_PORTS, _PORTS_TRIED = (10_000, 32_000), 1000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
 
@@ -132,7 +134,17 @@ class EmbeddedProcess:
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a loopback port that nobody listened on a moment ago.
+
+    Of those that systems give to no connection by themselves: who will listen there does so later, and again after a
+    restart.
+    """
+    for _ in range(_PORTS_TRIED):
+        port = random.randrange(*_OWN_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise LaunchError("no port is free")

@@ -28,8 +28,8 @@ from kvstore.plugins.vllm.assembly import open_lookup, open_tiers
 from kvstore.plugins.vllm.options import read_options
 from kvstore.tiers.base import PageTier
 from kvstore.tiers.pool_server import PoolServer
-from tests.e2e.real_sglang_index.processes import free_ports
 from tests.samples.paged_engine import BLOCK, PAGE_BYTES, PagedEngine, Request
+from tests.samples.ports import free_ports
 from tests.samples.sglang_host import FACTS, FakeConfig, FakeHostPool, key_chain
 from tests.samples.slow_way import SlowWay
 

@@ -18,7 +18,7 @@ from kvstore.page import Tier
 from kvstore.tiers.disk import lock_folder
 from kvstore.tiers.pool_server import PoolServer
 from kvstore.tiers.slab import HEADER_BYTES, SLAB_NAME
-from tests.e2e.real_sglang_index.processes import free_ports
+from tests.samples.ports import free_ports
 from tests.samples.sglang_host import Engine, key_chain
 from tests.samples.slow_way import SlowWay
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,6 +21,7 @@ from kvstore.publisher import EventPublisher, PublisherOptions
 from kvstore.tiers.pool_server import PoolServer
 from radix_index.index import RadixIndex
 from radix_index.source import SourceFold
+from tests.samples.ports import two_free_ports
 from tests.samples.sglang_host import FACTS, Engine
 
 TOKENS = list(range(100, 164))
@@ -149,18 +149,6 @@ def folded(port: int) -> tuple[RadixIndex, SourceFold]:
 def blocks_by_tier(index: RadixIndex, salt: str | None) -> tuple[int, int, int, int]:
     hashes = routing_hash_array(TOKENS, 16, routing_seed("m", None, salt))
     return index.match(hashes, ["a"])["a"].tier_blocks
-
-
-def two_free_ports() -> int:
-    """Return a port that nobody uses now, as nobody does the one after it."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port: int = first.getsockname()[1]
-            try:
-                with socket.create_server(("127.0.0.1", port + 1)):
-                    return port
-            except OSError:
-                continue
 
 
 @pytest.mark.parametrize("salt", [None, SALT])

@@ -24,7 +24,8 @@ from tests.e2e.real_sglang import on_one_machine as direct
 from tests.e2e.real_sglang.checks import Checks
 from tests.e2e.real_sglang.servers import PluginServer
 from tests.e2e.real_sglang_index.__main__ import PYTHON_VARIABLE
-from tests.e2e.real_sglang_index.processes import HERE, free_ports
+from tests.e2e.real_sglang_index.processes import HERE
+from tests.samples.ports import free_ports
 from tests.samples.slow_way import SlowWay
 
 PARTS = ("tiers", "isolation", "faults", "agent")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from kvstore.events import BlocksStored
 from kvstore.page import Tier
 from kvstore.plugins.sglang.blocks import storage_root
 from tests.e2e.real_sglang_index.processes import Json, SglangServer, get_json
+from tests.samples.ports import two_free_ports
 
 REPOSITORY = Path(__file__).parents[3]
 ADMIN_KEY = "only-for-this-run"
@@ -63,7 +63,7 @@ class PluginServer(SglangServer):
         storage: Json | None = None,
         arguments: Sequence[str] = (),
     ) -> None:
-        relay_port = _two_free_ports()
+        relay_port = two_free_ports()
         self.storage: Json = {
             "backend_name": "keepwarm",
             "module_path": "kvstore.plugins.sglang.hicache",
@@ -184,15 +184,3 @@ class PluginServer(SglangServer):
             source = rest.partition('cache_source="')[2].partition('"')[0]
             found[key or source] += int(float(rest.rpartition(" ")[2]))
         return found
-
-
-def _two_free_ports() -> int:
-    """Return a port that nobody uses at this moment, as nobody does the one after it."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port: int = first.getsockname()[1]
-            try:
-                with socket.create_server(("127.0.0.1", port + 1)):
-                    return port
-            except OSError:
-                continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import zmq
+
+from tests.samples.ports import free_ports
 
 HERE = Path(__file__).parent
 START_LIMIT_S = 600.0
@@ -30,17 +31,6 @@ def get_json(
     with urllib.request.urlopen(request, timeout=120) as response:
         text = response.read()
         return (json.loads(text) if text[:1] in b"{[" and text else {"text": text.decode()}), dict(response.headers)
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody uses at this moment."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 class Process:

@@ -18,10 +18,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from kvstore.tiers.pool_server import PoolServer
-from tests.e2e.real_sglang_index.processes import Json, free_ports
+from tests.e2e.real_sglang_index.processes import Json
 from tests.e2e.real_vllm import parts
 from tests.e2e.real_vllm.agents import Agents, Row
 from tests.e2e.real_vllm.processes import Gateway, VllmServer
+from tests.samples.ports import free_ports
 
 PYTHON_VARIABLE = "KEEPWARM_VLLM_PYTHON"
 _DEVICE_BLOCKS = 300

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import zmq
 
-from tests.e2e.real_sglang_index.processes import Json, Process, free_ports, get_json
+from tests.e2e.real_sglang_index.processes import Json, Process, get_json
+from tests.samples.ports import free_ports
 
 _ROOT = Path(__file__).parents[3]
 
