@@ -167,7 +167,7 @@ class Dispatcher:
             chosen.id, chosen.load, tokens, new, now_s, request.asked.output_tokens, decision.fetch_tokens
         )
         if run is not None:
-            self.places.begun(run, reservation.prompt_tokens, reservation.prompt_s, now_s)
+            self.places.begun(run, now_s)
         held = self._held(chosen, prompt, tokens) if chosen.tier_use.refuses else view.hit_tokens
         watch = self._learning(self._watch(chosen, prompt, decision), reservation, chosen, prompt, run, held)
         ticket = chosen.breaker.begin(now_s)
@@ -234,6 +234,7 @@ class Dispatcher:
         def answered(usage: Usage) -> None:
             if usage.source is UsageSource.ENGINE:
                 reservation.counted(usage.output_tokens)
+                self.places.served(reservation.prompt_tokens, reservation.prompt_s)
                 self.places.outputs.seen(run, usage.output_tokens)
             if held[1] or held[2] or held[3]:
                 chosen.tier_use.saw(held, usage)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -102,7 +103,7 @@ class TokenConstraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise ConstraintError(f"the output could not be constrained: {self._matcher.get_error()}")
+            raise ConstraintError(f"the output could not be constrained: {_in_short(self._matcher.get_error())}")
 
 
 class GrammarCompiler:
@@ -135,8 +136,11 @@ class GrammarCompiler:
                 self._compiled.move_to_end(grammar.lark)
                 return TokenConstraint(known.deep_copy())
         matcher = llguidance.LLMatcher(self.vocabulary(), grammar.lark, log_level=0)
-        if matcher.is_error():
-            reason = " ".join(str(matcher.get_error()).split())[:300]
+        first = matcher.deep_copy()
+        if not matcher.is_error():
+            first.compute_logit_bias()  # some grammars compile, and fail at their first token
+        if first.is_error():
+            reason = _in_short(first.get_error())
             raise RequestError(f"the schema cannot be used: {reason}", param=grammar.param, code="invalid_schema")
         with self._lock:
             self._compiled[grammar.lark] = matcher
@@ -155,6 +159,11 @@ class GrammarCompiler:
     def close(self) -> None:
         """Stop the compiler's thread. Idempotent."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _in_short(reason: str) -> str:
+    """Return what a parser says, less its state and its backtrace."""
+    return " ".join(re.split(r"<(?:state|backtrace)>|\\n", reason, maxsplit=1)[0].split())[:300]
 
 
 def _object_schema(tool: ToolSchema) -> Mapping[str, object]:

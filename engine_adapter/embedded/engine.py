@@ -16,7 +16,7 @@ import torch
 
 from engine_adapter.embedded.attention import Span
 from engine_adapter.embedded.cache import PageCache
-from engine_adapter.embedded.errors import RequestError
+from engine_adapter.embedded.errors import ConstraintError, RequestError
 from engine_adapter.embedded.model import LlamaModel
 from engine_adapter.embedded.pace import PaceOptions
 from engine_adapter.embedded.request import (
@@ -250,7 +250,7 @@ class Engine:
             is_done = request.constraint is not None and request.constraint.finished
         except Exception as error:  # the request's boundary, as in ``_advance``
             log.info("request %s cannot be gone on with: %r", request.request_id, error)
-            self._finish(sequence, "error", str(error) or repr(error))
+            self._fail(sequence, error)
             return
         if request.given_ids[-1] in request.sampling.stop_token_ids or (is_done and not tokens):
             self._finish(sequence, "stop")
@@ -294,7 +294,7 @@ class Engine:
             is_done = request.constraint is not None and request.constraint.finished
         except Exception as error:  # the request's boundary: a constraint may raise anything, and only its request ends
             log.info("request %s failed: %r", request.request_id, error)
-            self._finish(sequence, "error", str(error) or repr(error))
+            self._fail(sequence, error)
             return
         self._append(sequence, tokens, is_done)
 
@@ -313,14 +313,21 @@ class Engine:
                 self._finish(sequence, "length")
                 return
 
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        told = Finished("error", str(error) or repr(error), asked_for=isinstance(error, ConstraintError))
+        self._end(sequence, told)
+
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+        self._end(sequence, Finished(reason, error))
+
+    def _end(self, sequence: Sequence, last: Finished) -> None:
         """Release everything a live sequence holds, then send its last event."""
         self._scheduler.remove(sequence)
         with self._lock:
             del self._live[sequence.request.request_id]
-        self._finished[reason] += 1
+        self._finished[last.reason] += 1
         self._take_stock()
-        self._tell(sequence, Finished(reason, error))
+        self._tell(sequence, last)
 
     def _tell(self, sequence: Sequence, event: GenerationEvent) -> None:
         try:

@@ -50,7 +50,8 @@ class EmbeddedProcess:
         """``command`` replaces the engine's own command line (tests)."""
         self.spec = spec
         self._command = command or (
-            *(sys.executable, "-m", "engine_adapter.embedded.guarded", str(os.getpid())),
+            # -P: what lies in the current folder is not imported
+            *(sys.executable, "-P", "-m", "engine_adapter.embedded.guarded", str(os.getpid())),
             *("--host", "127.0.0.1", "--port", str(spec.port), *spec.arguments),
         )
         self._process: asyncio.subprocess.Process | None = None

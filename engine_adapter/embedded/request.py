@@ -82,10 +82,12 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of every request. ``error`` says what happened when ``reason`` is ``error``."""
+    """The last event of every request. ``error`` says what happened when ``reason`` is ``error``, ``asked_for`` that
+    the request brought it about itself: by a grammar that nothing can satisfy."""
 
     reason: FinishReason
     error: str | None = None
+    asked_for: bool = False
 
 
 GenerationEvent = Admitted | Token | Finished

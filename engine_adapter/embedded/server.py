@@ -130,11 +130,12 @@ class EngineServer:
                     chunks = [*writer.opening(), *chunks]
                 if chunks:
                     await response.write(ids.new() + _events(chunks))
-        except GenerationError as error:
+        except (GenerationError, RequestError) as error:
             if not response.prepared:
                 raise
             _log.error("request %s failed in the middle of its stream: %s", call.request_id, error)
-            await response.write(_events([{"error": error_body(str(error), status=500)}]) + _DONE)
+            status = 400 if isinstance(error, RequestError) else 500
+            await response.write(_events([{"error": error_body(str(error), status=status)}]) + _DONE)
             return response
         if not response.prepared:
             await response.prepare(request)

@@ -55,7 +55,8 @@ class Generation:
         self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     async def parts(self) -> AsyncIterator[list[AnswerPart]]:
-        """Yield what each step of the engine made certain, possibly nothing. Raises ``GenerationError``.
+        """Yield what each step of the engine made certain, possibly nothing. Raises ``GenerationError``, and
+        ``RequestError`` for a grammar that cannot be gone on with.
 
         The first list comes with the first token, whatever text that makes.
         """
@@ -80,6 +81,8 @@ class Generation:
                     yield self._fold.finish("stop")
                     break
             else:
+                if event.asked_for:
+                    raise RequestError(event.error or "the output could not be constrained", code="invalid_schema")
                 if event.reason == "error":
                     raise GenerationError(event.error or "the engine gave up on this request")
                 yield left + self._fold.finish(event.reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import importlib.util
 import logging
 import sys
 import time
@@ -80,6 +81,10 @@ def run(args: argparse.Namespace) -> int:
 def _serve(settings: Settings, place: WorkerPlace | None = None, listens: Callable[[], None] = lambda: None) -> int:
     """Be the gateway, or one worker of it; return the exit status."""
     gc.set_threshold(*_COLLECTOR)
+    if settings.runs_embedded and importlib.util.find_spec("torch") is None:
+        return _told(
+            SettingsError("the embedded engine needs torch: pip install 'keepwarm[embedded]', or name [[instances]]")
+        )
 
     def announce(gateway: Gateway) -> None:
         listens()

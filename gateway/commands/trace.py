@@ -38,8 +38,7 @@ _FORMATS: Final = ("jsonl", "otlp", "perfetto", "requests")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_traces_argument(parser, "--store")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings file (TOML; default: $KEEPWARM_CONFIG)")
-    parser.add_argument("--home", type=Path, metavar="FOLDER", help="folder for all state (default ~/.keepwarm)")
+    _add_place(parser, None)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     listing = actions.add_parser("list", help="the most recent runs, newest first")
@@ -84,6 +83,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     export.add_argument("--format", choices=_FORMATS, default="jsonl", help="(default %(default)s)")
     export.add_argument("--output", type=Path, metavar="FILE", help="where to (default: standard output)")
     _add_tenant(export)
+    for action in (listing, show, diff, tail, total, export):
+        _add_place(action, argparse.SUPPRESS)
+
+
+def _add_place(parser: argparse.ArgumentParser, default: str | None) -> None:
+    """Declare whose traces: before the action and behind it."""
+    text = "settings file (TOML; default: $KEEPWARM_CONFIG)"
+    parser.add_argument("--config", type=Path, metavar="FILE", default=default, help=text)
+    text = "folder for all state (default ~/.keepwarm)"
+    parser.add_argument("--home", type=Path, metavar="FOLDER", default=default, help=text)
 
 
 def run(args: argparse.Namespace) -> int:

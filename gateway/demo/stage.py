@@ -63,7 +63,7 @@ class Stage:
 
     def start(self) -> None:
         """Start the gateway and wait until it is ready; the first time the model is fetched and converted."""
-        command = [sys.executable, "-m", "gateway", "serve", "--config", str(self.config)]
+        command = [sys.executable, "-P", "-m", "gateway", "serve", "--config", str(self.config)]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         self._wait_for("the gateway", lambda: self._get("/readyz") is not None)

@@ -69,10 +69,14 @@ class Places:
         """Tell whether no step of this run has ended yet, as far as is remembered."""
         return run not in self._last
 
-    def begun(self, run: Hashable, prompt_tokens: int, prompt_s: float, now_s: float) -> None:
-        """A step of this run was routed; its prompt is expected to take ``prompt_s``."""
+    def served(self, prompt_tokens: int, prompt_s: float) -> None:
+        """An engine took a prompt that was expected to take ``prompt_s``. One that it refused tells nothing: a few that
+        are longer than any engine takes would make all others look small."""
         self.mean_prompt += _SQUARE_WEIGHT * (prompt_tokens - self.mean_prompt)
         self.mean_square_s += _SQUARE_WEIGHT * (prompt_s * prompt_s - self.mean_square_s)
+
+    def begun(self, run: Hashable, now_s: float) -> None:
+        """A step of this run was routed."""
         last = self._last.get(run)
         if last is not None:
             instance, ended_s = last

@@ -111,7 +111,8 @@ class SimulatedRouter:
             request.asked.output_tokens,
             decision.fetch_tokens,
         )
-        self.places.begun(run, reservation.prompt_tokens, reservation.prompt_s, now_s)
+        self.places.served(reservation.prompt_tokens, reservation.prompt_s)
+        self.places.begun(run, now_s)
         self.decision_ns.append(time.perf_counter_ns() - begun_ns)
         flight.instance, flight.predicted_hit_tokens = decision.instance, decision.predicted_hit_tokens
         prediction = self.predictions.get(decision.instance)

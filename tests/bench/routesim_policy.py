@@ -146,7 +146,8 @@ class KeepwarmPolicy:
         chosen, fetched = views[at], sum(decision.fetch_tokens or ())
         new = tokens - chosen.hit_tokens[0] - chosen.pending_tokens - fetched
         reservation = chosen.load.reserve(tokens, max(new, 1), now_s, asked.output_tokens, decision.fetch_tokens)
-        self.places.begun(run, reservation.prompt_tokens, reservation.prompt_s, now_s)
+        self.places.served(reservation.prompt_tokens, reservation.prompt_s)
+        self.places.begun(run, now_s)
         coming = hashes[chosen.matched_blocks :]
         ticket = self.index.reserve(decision.instance, coming) if len(coming) else None
         self._routed[request.idx] = Routed(reservation, ticket, run, int(hashes[-1]) if len(hashes) else None)

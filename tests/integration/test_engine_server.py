@@ -171,6 +171,27 @@ async def test_a_required_call_streams_its_name_before_its_arguments(client: Asy
     assert not any(delta.content for delta in deltas)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+        {"type": "array", "minItems": 100_000_000, "items": {"type": "null"}},
+    ],
+)
+async def test_a_schema_that_nothing_can_satisfy_is_its_clients_mistake(
+    client: AsyncOpenAI, schema: dict[str, Any], stream: bool
+) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with pytest.raises(BadRequestError, match=r"constrained|schema") as refused:
+        await client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "x"}], response_format=wanted, stream=stream, max_tokens=4
+        )  # type: ignore[call-overload]
+    assert len(str(refused.value)) < 600
+    assert (await ask(client, max_tokens=2)).usage is not None  # and nobody else's
+
+
 async def test_a_schema_is_kept_to(client: AsyncOpenAI) -> None:
     schema = {
         "type": "object",

@@ -145,7 +145,8 @@ class Simulation:
         flight.at, flight.life = engine.name, engine.life
         view = next(view for view in views if view.instance == engine.name)
         flight.reservation = engine.load.reserve(tokens, view.fresh_tokens(tokens), self.now_s, asked.output_tokens)
-        places.begun(run, flight.reservation.prompt_tokens, flight.reservation.prompt_s, self.now_s)
+        places.served(flight.reservation.prompt_tokens, flight.reservation.prompt_s)
+        places.begun(run, self.now_s)
         flight.ticket = engine.breaker.begin(self.now_s)
         coming = hashes[view.matched_blocks :]
         flight.pending = self.index.reserve(engine.name, coming) if len(coming) else None

@@ -55,3 +55,24 @@ async def test_a_request_that_ends_late_is_not_taken_from_who_has_the_name_now()
     assert (new.load.running, new.load.queued_tokens) == (1, 100)
     running.release()
     assert (new.load.running, new.load.queued_tokens) == (0, 0)
+
+
+async def test_prompts_that_engines_refuse_teach_nothing() -> None:
+    index, its_rates = RadixIndex(), rates(Settings())
+    spec = InstanceSpec("a", "http://10.0.0.1", OpenAICompatible(), models=("m",))
+    fleet = Fleet([spec], client=None, index=index, rates=its_rates)  # type: ignore[arg-type]
+    dispatcher = Dispatcher(fleet, index, ExpectedTtft(), 1, lambda after_s, call: call())
+    fleet.instances["a"].is_healthy = True
+    for number in range(20):  # bodies of 30 MB, which no context holds
+        refused = dispatcher.route("m", None, 30 << 20, frozenset(), f"huge {number}")
+        assert refused is not None
+        assert refused.watch is not None
+        refused.release()
+        refused.watch.answered(Usage(source=UsageSource.NONE))
+    assert (dispatcher.places.mean_prompt, dispatcher.places.mean_square_s) == (0, 0)
+    taken = dispatcher.route("m", None, 4000, frozenset(), "run")
+    assert taken is not None
+    assert taken.watch is not None
+    taken.watch.answered(Usage(fresh_tokens=1000, output_tokens=5, source=UsageSource.ENGINE))
+    assert 0 < dispatcher.places.mean_prompt <= 1000
+    assert dispatcher.places.mean_square_s > 0

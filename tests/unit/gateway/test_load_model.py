@@ -188,7 +188,7 @@ def test_what_is_pushed_out_costs_what_it_takes_to_have_it_again() -> None:
     }
     for number in range(100):
         for name, fate in fates.items():
-            places.begun(f"{name} {number % 3}", 10_000, 0.1, 10.0 * number)
+            places.begun(f"{name} {number % 3}", 10.0 * number)
             places.ended(f"{name} {number % 3}", name, number, 10.0 * number, fate)
     found = {name: places.around(name, Load(costs), None, 1000.0).push_s for name in fates}
     odds = places.odds.after(10.0)
@@ -202,7 +202,8 @@ def test_what_is_pushed_out_costs_what_it_takes_to_have_it_again() -> None:
 def test_runs_are_expected_where_they_were() -> None:
     places, load, now_s = Places(), Load(EngineCosts(_RATES)), 0.0
     for _ in range(200):  # one run steps every five seconds at a
-        places.begun("busy", 1000, 0.5, now_s)
+        places.begun("busy", now_s)
+        places.served(1000, 0.5)
         places.ended("busy", "a", 1, now_s + 1, lambda block: Tier.DEVICE)
         now_s += 5.0
     assert not places.is_new("busy")
@@ -212,7 +213,7 @@ def test_runs_are_expected_where_they_were() -> None:
     places.look(there, load, now_s - 4)
     assert here.due_rate > 0.03
     assert there.due_rate == 0
-    places.begun("busy", 1000, 0.5, now_s)
+    places.begun("busy", now_s)
     places.look(here, load, now_s)
     assert here.due_rate == 0, "its step is there"
     assert places.mean_square_s == pytest.approx(0.25, rel=0.2)
