@@ -36,11 +36,16 @@ class Handed:
     computing: asyncio.Future[Mapping[str, object]] | None = None  # the prompt, where it is not computed yet
 
     async def computed(self, writer: StreamWriter | None) -> None:
-        """Wait until the prompt is computed, with heartbeats: before that there is no output, and no count of it."""
+        """Wait until the prompt is computed, with heartbeats: before that there is no output, and no count of it.
+
+        The counts are taken here: a callback of the other task may come after the answer was read.
+        """
         while self.computing is not None and not self.computing.done():
             await asyncio.wait({self.computing}, timeout=None if writer is None else writer.heartbeat_due_s())
             if writer is not None and writer.has_begun and not writer.heartbeat_due_s():
                 await writer.heartbeat()
+        if self.computing is not None and not self.computing.cancelled() and self.computing.exception() is None:
+            self.counts.told(self.computing.result())
 
 
 class Prefiller:
@@ -76,11 +81,7 @@ class Prefiller:
             async with asyncio.timeout(None) as scope:
 
                 def ended(task: asyncio.Future[Mapping[str, object]]) -> None:
-                    if task.cancelled():
-                        return
-                    if task.exception() is None:
-                        handed.counts.told(task.result())
-                    elif not scope.expired():
+                    if not task.cancelled() and task.exception() is not None and not scope.expired():
                         scope.reschedule(loop.time())  # nobody hands anything over: it is no use to wait
 
                 beside.add_done_callback(ended)
