@@ -300,7 +300,7 @@ class Dispatcher:
                     pending = min(match.pending_blocks * size, max((tokens - 1) // size * size - sum(hits), 0))
             is_healthy = instance.takes_requests and instance not in held_back
             around, until_s = self.places.last_look(name)
-            if around is None or (now_s >= until_s and looks):
+            if around is None or (now_s >= until_s and looks > 0):
                 looks, around = looks - 1, self._around(instance, now_s)
             views.append(InstanceView(name, hits, instance.load, around, is_healthy, is_exact, pending, matched))
         return views

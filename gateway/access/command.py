@@ -7,7 +7,6 @@ import getpass
 import json
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from gateway import assembly
 from gateway.access.errors import AccessError
@@ -17,21 +16,15 @@ from gateway.access.store import AccessStore
 from gateway.access.words import money_limit
 from gateway.errors import SettingsError
 from gateway.limits.rules import Outage
-from gateway.settings import Settings, load_settings
+from gateway.settings.arguments import add_settings_arguments, settings_of
 
 _USUAL = {LimitKind.REQUESTS: Period.MINUTE, LimitKind.TOKENS: Period.MINUTE, LimitKind.CONCURRENCY: Period.NONE}
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
     """Declare where the store is, and how answers look."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings file (TOML; default: $KEEPWARM_CONFIG)")
-    parser.add_argument("--home", type=Path, metavar="FOLDER", help="folder for all state (default ~/.keepwarm)")
+    add_settings_arguments(parser)
     parser.add_argument("--json", action="store_true", help="answer in JSON")
-
-
-def settings_of(args: argparse.Namespace) -> Settings:
-    """Return the settings that the arguments name. Raises ``SettingsError``."""
-    return load_settings(args.config, {} if args.home is None else {"home": str(args.home.absolute())})
 
 
 def on_store(args: argparse.Namespace, command: str, work: Callable[[AccessStore, Actor], None]) -> int:

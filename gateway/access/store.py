@@ -309,10 +309,9 @@ def _add_secret(change: _Change, key_id: str) -> str:
 
 
 def _put_repairs(session: AccessSession, key_id: str, repairs: Collection[str]) -> tuple[str, ...]:
-    try:
-        policies = in_order(repairs)
-    except KeyError as error:
-        raise AccessRefused(f"there is no policy {error.args[0]!r} of prefix repair") from None
+    policies = in_order(repairs)
+    if unknown := set(repairs).difference(policies):
+        raise AccessRefused(f"there is no policy {min(unknown)!r} of prefix repair")
     session.execute("DELETE FROM access_repairs WHERE key_id = :id", {"id": key_id})
     for policy in policies:
         row = {"id": key_id, "policy": policy}

@@ -16,11 +16,12 @@ from engine_adapter.errors import UpstreamError
 from engine_adapter.wire_client import WireClient
 from gateway import assembly
 from gateway.access.errors import AccessError
-from gateway.commands.serve import add_settings_arguments, settings_from
+from gateway.commands.serve import settings_from
 from gateway.errors import SettingsError
 from gateway.home import holder_of
 from gateway.page_advice import advice
 from gateway.settings import InstanceSettings, Settings, is_loopback
+from gateway.settings.arguments import add_settings_arguments
 from gateway.tls import Certificate
 from tracing.errors import TracingError
 

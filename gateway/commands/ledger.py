@@ -24,8 +24,9 @@ from billing.row import LedgerRow
 from billing.settlement import settle_open_months
 from billing.verify import verify_ledger
 from gateway.access.errors import AccessError
-from gateway.commands.report import add_ledger_arguments, ledger_place, parse_moment, settings_of, utc_text
+from gateway.commands.report import add_ledger_arguments, ledger_place, parse_moment, utc_text
 from gateway.errors import SettingsError
+from gateway.settings.arguments import settings_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

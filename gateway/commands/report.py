@@ -28,7 +28,7 @@ from gateway.commands.moments import parse_moment, utc_text
 from gateway.commands.traces import add_traces_argument, trace_place
 from gateway.errors import SettingsError
 from gateway.replay.errors import ReplayError
-from gateway.settings import Settings, load_settings
+from gateway.settings.arguments import add_settings_arguments, settings_of
 from tracing.errors import TracingError
 
 __all__ = ["add_arguments", "add_ledger_arguments", "ledger_place", "parse_moment", "run", "settings_of", "utc_text"]
@@ -72,8 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_ledger_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare how a command is told which ledger."""
     parser.add_argument("--ledger", metavar="PATH|URL", help="the ledger to read (default: the settings' one)")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings file (TOML; default: $KEEPWARM_CONFIG)")
-    parser.add_argument("--home", type=Path, metavar="FOLDER", help="folder for all state (default ~/.keepwarm)")
+    add_settings_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,11 +95,6 @@ def ledger_place(args: argparse.Namespace) -> Place:
     if args.ledger is not None:
         return ledger_at(args.ledger, settings.ledger_journal_path)
     return ledger_place_of(settings)
-
-
-def settings_of(args: argparse.Namespace) -> Settings:
-    """Return the settings that the arguments name. Raises ``SettingsError``."""
-    return load_settings(args.config, {} if args.home is None else {"home": str(args.home.absolute())})
 
 
 def _report(args: argparse.Namespace) -> int:

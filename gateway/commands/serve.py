@@ -10,7 +10,6 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from billing.errors import BillingError
@@ -18,6 +17,7 @@ from engine_adapter.errors import LaunchError
 from gateway.app import Gateway, serve
 from gateway.errors import SettingsError
 from gateway.settings import LogSettings, Settings, load_settings
+from gateway.settings.arguments import add_settings_arguments
 from gateway.workers.place import WorkerPlace
 from gateway.workers.supervisor import supervise
 from tracing.errors import TracingError
@@ -32,12 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="default: info")
 
 
-def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare where settings come from."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings file (TOML; default: $KEEPWARM_CONFIG)")
-    parser.add_argument("--home", metavar="FOLDER", help="folder for all state (default ~/.keepwarm)")
-
-
 def settings_from(args: argparse.Namespace) -> Settings:
     """Return the settings that the command line names. Raises ``SettingsError``."""
     flags: dict[str, Any] = {}
@@ -47,7 +41,7 @@ def settings_from(args: argparse.Namespace) -> Settings:
     if getattr(args, "log_level", None) is not None:
         flags["log"] = {"level": args.log_level}
     if args.home is not None:
-        flags["home"] = str(Path(args.home).absolute())
+        flags["home"] = str(args.home.absolute())
     return load_settings(args.config, flags)
 
 

@@ -12,8 +12,8 @@ import json
 import sys
 from pathlib import Path
 
-from gateway.commands.report import settings_of
 from gateway.errors import SettingsError
+from gateway.settings.arguments import add_settings_arguments, settings_of
 from kvstore.at_rest import at_rest_from_environment
 from kvstore.errors import StoreError
 from kvstore.inspection import Contents, clear_disk, clear_pool, disk_contents, pool_contents
@@ -35,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for action in (stat, verify, clear):
         action.add_argument("--disk", type=Path, action="append", default=[], metavar="FOLDER", help="a disk tier")
         action.add_argument("--pool", action="append", default=[], metavar="URL", help="a Redis or Valkey pool")
-        action.add_argument("--config", type=Path, metavar="FILE", help="settings file (TOML)")
-        action.add_argument("--home", type=Path, metavar="FOLDER", help="folder for all state (default ~/.keepwarm)")
+        add_settings_arguments(action)
         action.add_argument("--json", action="store_true", help="print JSON")
 
 

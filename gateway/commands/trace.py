@@ -19,6 +19,7 @@ from gateway.console.diffs import common_tokens
 from gateway.console.terminal import run_waterfall, runs_table
 from gateway.errors import SettingsError
 from gateway.recorder import access_line
+from gateway.settings.arguments import add_settings_arguments
 from gateway.trace_files import chrome_trace, otlp_json, workload
 from gateway.trace_text import render_analysis, render_diff, render_tree
 from tracing.analysis import Objectives, analysis_json, analyze
@@ -38,7 +39,7 @@ _FORMATS: Final = ("jsonl", "otlp", "perfetto", "requests")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_traces_argument(parser, "--store")
-    _add_place(parser, None)
+    add_settings_arguments(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     listing = actions.add_parser("list", help="the most recent runs, newest first")
@@ -84,15 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     export.add_argument("--output", type=Path, metavar="FILE", help="where to (default: standard output)")
     _add_tenant(export)
     for action in (listing, show, diff, tail, total, export):
-        _add_place(action, argparse.SUPPRESS)
-
-
-def _add_place(parser: argparse.ArgumentParser, default: str | None) -> None:
-    """Declare whose traces: before the action and behind it."""
-    text = "settings file (TOML; default: $KEEPWARM_CONFIG)"
-    parser.add_argument("--config", type=Path, metavar="FILE", default=default, help=text)
-    text = "folder for all state (default ~/.keepwarm)"
-    parser.add_argument("--home", type=Path, metavar="FOLDER", default=default, help=text)
+        add_settings_arguments(action, argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from billing.errors import ReportError
 from gateway import assembly
 from gateway.commands.moments import parse_moment
-from gateway.settings import load_settings
+from gateway.settings.arguments import settings_of
 from tracing.store import TraceStore
 from tracing.store_database import Place, database_at
 
@@ -25,8 +25,7 @@ def trace_place(args: argparse.Namespace) -> Place:
     """Return where it is. Raises ``SettingsError``, ``TraceStoreError``."""
     if args.traces is not None:
         return database_at(args.traces)
-    settings = load_settings(args.config, {} if args.home is None else {"home": str(args.home.absolute())})
-    return assembly.trace_place(settings)
+    return assembly.trace_place(settings_of(args))
 
 
 def opened_traces(args: argparse.Namespace) -> TraceStore:

@@ -114,13 +114,10 @@ class Places:
         return place.around
 
     def look(self, place: Place, load: Load, now_s: float) -> None:
-        """Count anew, where that was long ago, the steps a second that are due at an instance, and what it costs to
-        push others' tokens out there.
+        """Count anew the steps a second that are due at an instance, and what it costs to push others' tokens out.
 
         Half of those that decode there are taken to end in time to come back.
         """
-        if 0 <= now_s - place.counted_s < _LOOK_AGAIN_S:
-            return
         newest = islice(reversed(place.idle.values()), _NEWEST)
         due = self.odds.due([now_s - ended_s for ended_s in newest], _HORIZON_S)
         place.due_rate = (due + 0.5 * load.decoding * self.odds.due((0.0,), _HORIZON_S)) / _HORIZON_S

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from gateway.protocols.form import Form, scan_text
-from gateway.repair.policies import POLICIES
+from gateway.repair.policies import POLICIES, in_order
 from gateway.repair.splice import Place, Splice, first_object, place_of, spliced
 from gateway.repair.system import is_system
 
@@ -20,7 +20,7 @@ def repair(form: Form, wanted: Sequence[str]) -> tuple[str | None, Names]:
 
     O(tools and system prompt) for those seen the first time, and copying the body where something changes.
     """
-    names = tuple(name for name in POLICIES if name in wanted)
+    names = in_order(wanted)
     held = _held(form)
     if not names or not held:
         return None, ()
