@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.samples.agent_runs import RunShape, agent_run, plain_record
+from tests.samples.agent_runs import RunShape, agent_run, plain_record, put
 from tracing.errors import AmbiguousRunError
-from tracing.record import Identity, Outcome, RequestRecord, RunLink
+from tracing.record import Identity, Outcome, RunLink
 from tracing.store import RunFilter, RunKey, TraceStore, TraceStoreOptions
 from tracing.store_database import Place
 from tracing.store_outline import step_outline
@@ -31,12 +31,6 @@ def store(trace_place: Place) -> Iterator[TraceStore]:
     put(store, *(record for run in runs for record in run))
     yield store
     store.close()
-
-
-def put(store: TraceStore, *records: RequestRecord) -> None:
-    for record in records:
-        store.append(record)
-    assert store.flush(30)
 
 
 def names(store: TraceStore, where: RunFilter) -> set[str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from tests.samples.agent_runs import START_NS, RunShape, agent_run, plain_record
+from tests.samples.agent_runs import START_NS, RunShape, agent_run, plain_record, put
 from tracing.detail import Comparison, Reproduction, StepDetail
 from tracing.errors import AmbiguousRunError, UnstorableRecord
 from tracing.received import ReceivedSpan
@@ -26,12 +26,6 @@ def store(trace_place: Place) -> Iterator[TraceStore]:
     store = TraceStore(trace_place, KEEP_ALL)
     yield store
     store.close()
-
-
-def put(store: TraceStore, *records: RequestRecord) -> None:
-    for record in records:
-        store.append(record)
-    assert store.flush(30)
 
 
 def test_a_run_comes_back_equal_in_step_order(store: TraceStore) -> None:

@@ -22,6 +22,7 @@ from tracing.record import (
     Usage,
     UsageSource,
 )
+from tracing.store import TraceStore
 
 MS: Final = 1_000_000
 START_NS: Final = 1_790_000_000 * 10**9
@@ -163,3 +164,10 @@ def _hits(step: int, known: int) -> tuple[int, int, int, int]:
     if step == 6:
         return (0, 0, 0, known)
     return (known, 0, 0, 0)
+
+
+def put(store: TraceStore, *records: RequestRecord) -> None:
+    """Append records, and wait until they are stored."""
+    for record in records:
+        store.append(record)
+    assert store.flush(30)

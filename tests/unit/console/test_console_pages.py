@@ -17,7 +17,7 @@ from gateway.console.pages import RunsQuery, diff_page, request_page, run_page, 
 from gateway.console.run_views import STEPS_PER_PAGE, page_of, run_view
 from gateway.console.views import sum_money
 from gateway.console.visitor import EVERYBODY
-from tests.samples.agent_runs import RunShape, agent_run, plain_record
+from tests.samples.agent_runs import RunShape, agent_run, plain_record, put
 from tracing.record import Charge, Identity, Outcome, RequestRecord, ToolCall, Usage, UsageSource
 from tracing.store import TraceStore, TraceStoreOptions
 
@@ -59,12 +59,6 @@ def store(tmp_path: Path) -> Iterator[TraceStore]:
     store = TraceStore(tmp_path / "t.sqlite3", TraceStoreOptions(max_age_ns=None))
     yield store
     store.close()
-
-
-def put(store: TraceStore, *records: RequestRecord) -> None:
-    for record in records:
-        store.append(record)
-    assert store.flush(30)
 
 
 def listing(store: TraceStore, **query: str) -> str:

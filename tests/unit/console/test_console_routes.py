@@ -8,7 +8,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from gateway.console.run_routes import RUNS_PER_PAGE
-from tests.samples.agent_runs import RunShape, agent_run, plain_record
+from tests.samples.agent_runs import RunShape, agent_run, plain_record, put
 from tests.samples.console import console_app, visitor
 from tracing.record import RequestRecord
 from tracing.store import TraceStore, TraceStoreOptions
@@ -25,12 +25,6 @@ def store(tmp_path: Path) -> Iterator[TraceStore]:
 async def client(store: TraceStore) -> AsyncIterator[TestClient]:
     async with TestClient(TestServer(console_app(store))) as client:
         yield client
-
-
-def put(store: TraceStore, *records: RequestRecord) -> None:
-    for record in records:
-        store.append(record)
-    assert store.flush(30)
 
 
 @pytest.mark.parametrize(

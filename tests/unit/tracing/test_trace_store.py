@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.samples.agent_runs import agent_run, plain_record
+from tests.samples.agent_runs import agent_run, plain_record, put
 from tracing import store_lists
 from tracing.errors import TraceStoreError
-from tracing.record import RequestRecord
 from tracing.store import TraceStore, TraceStoreOptions
 
 KEEP_ALL = TraceStoreOptions(max_age_ns=None)
@@ -23,12 +22,6 @@ def store(tmp_path: Path) -> TraceStore:
     store = TraceStore(tmp_path / "traces.sqlite3", KEEP_ALL)
     yield store
     store.close()
-
-
-def put(store: TraceStore, *records: RequestRecord) -> None:
-    for record in records:
-        store.append(record)
-    assert store.flush(30)
 
 
 def test_a_list_is_of_one_moment_though_runs_are_forgotten_meanwhile(tmp_path: Path, store: TraceStore) -> None:
