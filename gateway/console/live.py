@@ -52,10 +52,17 @@ class TooManyClients(Exception):
 class Client:
     """One open page: an iterator over messages, until it is dropped or all end."""
 
-    def __init__(self, topic: Topic, size: int) -> None:
-        self.topic = topic
+    def __init__(self, topic: Topic, size: int, known: frozenset[str] = frozenset()) -> None:
+        """``known``: ids of elements that the page has."""
+        self.topic, self._known = topic, known
         self.is_dropped = False
         self._queue: asyncio.Queue[str | None] = asyncio.Queue(size)
+
+    def tell(self, parts: Parts) -> None:
+        """Hand it what of these parts its page does not have, as one message."""
+        added = {key: html for key, html in parts.added.items() if key not in self._known}
+        if parts.replaced or added:
+            self.offer(_message(parts.replaced, added))
 
     def offer(self, message: str) -> None:
         """Hand it a message; a client whose queue is full is dropped."""
@@ -115,11 +122,10 @@ class Live:
         """
         if len(self._clients) >= self.options.clients or self._is_leaving():
             raise TooManyClients
-        client = Client(topic, self.options.queue)
+        client = Client(topic, self.options.queue, frozenset(known))
         shown = self._shown.get(topic)
         if shown is not None:
-            have = frozenset(known)
-            client.offer(_message(shown.replaced, {key: html for key, html in shown.added.items() if key not in have}))
+            client.tell(shown)
         self._clients.add(client)
         self._some.set()
         return client
@@ -157,10 +163,8 @@ class Live:
             self._shown[topic] = parts
             replaced = {key: html for key, html in parts.replaced.items() if before.replaced.get(key) != html}
             added = {key: html for key, html in parts.added.items() if key not in before.added}
-            if replaced or added:
-                message = _message(replaced, added)
-                for client in [each for each in self._clients if each.topic == topic]:
-                    client.offer(message)
+            for client in [each for each in self._clients if each.topic == topic]:
+                client.tell(Parts(replaced, added))
 
     def _end(self, topic: Topic) -> None:
         for client in [each for each in self._clients if each.topic == topic]:

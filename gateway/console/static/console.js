@@ -53,6 +53,7 @@ const replace = (name, html) => {
   if (!old) return;
   const fresh = made(html);
   if (!fresh) return old.replaceChildren();
+  if (old.isEqualNode(fresh)) return;
   const focused = document.activeElement;
   const held = old.contains(focused) ? (focused === old ? "" : focused.getAttribute("href")) : null;
   old.replaceWith(fresh);
@@ -65,14 +66,25 @@ if (live) {
   const list = document.querySelector("[data-grows]");
   const source = new EventSource(live);
   const show = (on) => { if (state) state.hidden = !on; };
+  // A part's newest HTML waits here for its turn: a few a frame, so that a page full of changes still scrolls.
+  const waiting = new Map();
+  const work = () => {
+    const until = performance.now() + 8;
+    for (const [name, [html, isNew]] of waiting) {
+      waiting.delete(name);
+      if (!isNew) replace(name, html);
+      else if (list && !document.getElementById(name)) list.append(made(html));
+      if (performance.now() > until) break;
+    }
+    if (waiting.size) requestAnimationFrame(work);
+  };
   source.addEventListener("open", () => show(true));
   source.addEventListener("error", () => show(false));
   source.addEventListener("message", (event) => {
     const { replaced, added } = JSON.parse(event.data);
-    for (const [name, html] of Object.entries(replaced)) replace(name, html);
-    for (const [name, html] of Object.entries(added)) {
-      if (list && !document.getElementById(name)) list.append(made(html));
-    }
+    if (!waiting.size) requestAnimationFrame(work);
+    for (const [name, html] of Object.entries(replaced)) waiting.set(name, [html, false]);
+    for (const [name, html] of Object.entries(added)) waiting.set(name, [html, true]);
   });
   addEventListener("pagehide", () => source.close());
 }
