@@ -24,6 +24,7 @@ from typing import cast
 
 from engine_adapter.media import is_medium
 from engine_adapter.prompt_errors import PromptError
+from engine_adapter.substrings import Substrings
 
 ESCAPE = "\u2060"
 """A word joiner: invisible, no place to break a line, and part of no control token."""
@@ -106,14 +107,14 @@ class Markers:
 
 
 class _Finder:
-    """Finds any of some strings; most texts are dismissed by a plain substring search for their few beginnings."""
+    """Finds any of some strings."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        self._starts = tuple(sorted({text[:2] for text in texts}))
+        self._texts = Substrings(texts)
         self._pattern = re.compile("|".join(map(re.escape, texts))) if texts else _NEVER
 
     def guard(self, text: str, mark: str) -> str:
-        if not any(start in text for start in self._starts):
+        if not self._texts.may_be_in(text):
             return text
         return self._pattern.sub(lambda match: match[0][0] + mark + match[0][1:], text)
 

@@ -15,7 +15,7 @@ import json
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -31,6 +31,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text a call: a p
 
 Ids: TypeAlias = npt.NDArray[np.uint32]
 _NO_IDS: Ids = np.empty(0, np.uint32)
+_SHORT_CHARS = 48  # to put such a text together from its words takes no longer than to look it up
 _ENTRY_OVERHEAD_BYTES = 310  # the key (65), the array's object (112) and a slot of an ordered dictionary (about 120)
 
 
@@ -119,6 +120,10 @@ class SegmentEncoder:
             return MemoStats(self._hits, self._misses, len(self._memo), self._memo_used_bytes)
 
     def _segment(self, left: str, text: str, right: str, guard: str | None) -> Ids:
+        if guard is None and len(text) <= _SHORT_CHARS:
+            ids = self._by_words(left, text, right)
+            if ids is not None:
+                return ids
         key = _memo_key(left, text, right, guard)
         with self._lock:
             known = self._memo.get(key)
@@ -144,16 +149,20 @@ class SegmentEncoder:
                 _, dropped = self._memo.popitem(last=False)
                 self._memo_used_bytes -= _ENTRY_OVERHEAD_BYTES + dropped.nbytes
 
-    def _encode_between(self, left: str, text: str, right: str) -> list[int]:
-        if self._words is not None and left in self._plain and right in self._plain:
-            known = self._words.encode(text)
-            if known is not None:
-                return known
+    def _encode_between(self, left: str, text: str, right: str) -> Sequence[int] | Ids:
+        known = self._by_words(left, text, right)
+        if known is not None:
+            return known
         ids = _encode(self._tokenizer, left + text + right)
         start, end = (1 if left else 0), len(ids) - (1 if right else 0)
         assert not left or ids[0] == self._control_ids[left]
         assert not right or ids[-1] == self._control_ids[right]
         return ids[start:end]
+
+    def _by_words(self, left: str, text: str, right: str) -> Ids | None:
+        if self._words is None or left not in self._plain or right not in self._plain:
+            return None
+        return self._words.encode(text)
 
     def _encode_literally(self, text: str, guard: str) -> list[int]:
         ids = _encode(self._literal, text.replace(guard, ""))

@@ -15,7 +15,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
+
+from engine_adapter.ids import Ids
+from engine_adapter.substrings import Substrings
 
 MAX_CHARS = 1 << 15
 """Longer texts are the library's, which lets other threads run meanwhile."""
@@ -44,9 +48,8 @@ class Words:
 
     def __init__(self, tokenizer: Tokenizer, splits: Sequence[re.Pattern[str]], added: Iterable[str]) -> None:
         self._tokenizer, self._splits = tokenizer, splits
-        self._added = tuple(added)
-        self._openings = tuple({token[:2] for token in self._added})
-        self._known: dict[str, list[int]] = {}
+        self._added = Substrings(added)
+        self._known: dict[str, bytes] = {}  # each word's ids as they stand in an array
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Words | None:
@@ -63,23 +66,19 @@ class Words:
             return None
         return cls(tokenizer, splits, [token["content"] for token in added if token["content"].isascii()])
 
-    def encode(self, text: str) -> list[int] | None:
+    def encode(self, text: str) -> Ids | None:
         """Return the ids of a text; ``None`` where it may hold an added token or is not plain: then ask the library."""
-        if not text.isascii() or len(text) > MAX_CHARS or self._has_added(text):
+        if not text.isascii() or len(text) > MAX_CHARS or self._added.are_in(text):
             return None
         words, known = self._split(text), self._known
-        ids = list[int]()
         try:
-            for word in words:
-                ids += known[word]
+            data = b"".join([known[word] for word in words])
         except KeyError:
-            new = [word for word in dict.fromkeys(words) if word not in known]
-            learned = self._learn(new)
-            return None if learned is None else [i for word in words for i in learned.get(word) or known[word]]
-        return ids
-
-    def _has_added(self, text: str) -> bool:
-        return any(opening in text for opening in self._openings) and any(token in text for token in self._added)
+            learned = self._learn([word for word in dict.fromkeys(words) if word not in known])
+            if learned is None:
+                return None
+            data = b"".join([learned[word] if word in learned else known[word] for word in words])
+        return np.frombuffer(data, np.uint32) if data else np.empty(0, np.uint32)
 
     def _split(self, text: str) -> list[str]:
         pieces = [text]
@@ -87,12 +86,13 @@ class Words:
             pieces = [piece for whole in pieces for piece in _pieces(split, whole)]
         return pieces
 
-    def _learn(self, words: Sequence[str]) -> dict[str, list[int]] | None:
+    def _learn(self, words: Sequence[str]) -> dict[str, bytes] | None:
         """Encode words, each by itself; ``None`` where one would be split further than in its text."""
         if any(self._split(word) != [word] for word in words):
             return None
         encodings = self._tokenizer.encode_batch_fast(words, add_special_tokens=False)
-        learned = {word: encoding.ids for word, encoding in zip(words, encodings, strict=True)}
+        pairs = zip(words, encodings, strict=True)
+        learned = {word: np.array(encoding.ids, np.uint32).tobytes() for word, encoding in pairs}
         if len(self._known) > _MAX_WORDS:
             self._known = {}  # a new one, since another thread may be reading the old
         self._known.update((word, ids) for word, ids in learned.items() if len(word) <= _MAX_WORD_CHARS)
@@ -102,7 +102,7 @@ class Words:
 def _pieces(split: re.Pattern[str], text: str) -> list[str]:
     """Return the matches and what lies between them."""
     found: list[str] = split.findall(text)
-    if sum(map(len, found)) == len(text):
+    if "".join(found) == text:
         return found
     return [piece for piece in split.split(text) if piece]
 
