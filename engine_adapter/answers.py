@@ -39,12 +39,14 @@ class EchoState(StrEnum):
 class Echo:
     """A prompt's echo. The newest answer's ``won_tokens`` from ``kept_from`` on can hit only because they were kept.
 
-    Older answers would hit as well, had each been rendered anew from its first quotation on.
+    Older answers would hit as well, had each been rendered anew from its first quotation on. Where the answer is
+    quoted otherwise than it was generated, ``lost_tokens`` of it are computed again.
     """
 
     state: EchoState = EchoState.NONE
     won_tokens: int = 0
     kept_from: int = 0
+    lost_tokens: int = 0
 
     def won_of(self, hit_tokens: int) -> int:
         """Return how many of the leading ``hit_tokens`` are such tokens."""

@@ -104,12 +104,18 @@ def with_answers(
         answer = next((one for one in candidates if one.message == said), None)
         if answer is None:
             state = EchoState.CHANGED if candidates else EchoState.UNKNOWN
+            if candidates:
+                walk.see(candidates[0])
             continue
         state, is_settled = walk.take(answer)
         if not is_settled:
             open_message = min(open_message, number)
     holds_kept = past.holds_kept or walk.holds_kept
-    echo = Echo(state, walk.newest_kept[1], walk.newest_kept[0]) if state is EchoState.KEPT else Echo(state)
+    echo = Echo(state)
+    if state is EchoState.KEPT:
+        echo = Echo(state, walk.newest_kept[1], walk.newest_kept[0])
+    elif state in (EchoState.CHANGED, EchoState.TEMPLATE_REWRITES):
+        echo = Echo(state, lost_tokens=walk.newest_lost)
     if state is EchoState.NONE and any(message.get("role") == "assistant" for message in messages):
         quotes_known = EchoState.KEPT if holds_kept else EchoState.SAME
         echo = Echo(quotes_known if past.holds_known else EchoState.UNKNOWN)
@@ -131,31 +137,50 @@ class _Walk:
         self.sealed = sealed
         self.holds_kept = self.settles_known = self.settles_kept = False
         self.newest_kept = (0, 0)  # where the newest answer differs from its rendering, and its tokens from there on
+        self.newest_lost = 0  # tokens of the newest answer's rendering behind what was generated so
 
     def take(self, answer: Answer) -> tuple[EchoState, bool]:
         """Put one answer in its place if it fits; return what became of it, and whether it is settled."""
-        start = answer.prompt_tokens - self._known_tokens - self._shift
-        if not self._plain_at <= start <= len(self._new):
+        place = self._place(answer)
+        if place is None:
             return EchoState.TEMPLATE_REWRITES, True
-        self._go(start)
-        stop = int(np.searchsorted(self._stops, start))
-        if self._prefix.value() != answer.prompt_digest or stop == len(self._stops):
-            return EchoState.TEMPLATE_REWRITES, True
-        end = int(self._stops[stop])
+        start, end = place
         is_settled = end < self._plain_sealed
         state = self._compare(self._new[start:end], answer.ids)
         if state is EchoState.KEPT and not is_settled and start < self._plain_sealed:
             state = EchoState.TEMPLATE_REWRITES  # half of it stays: what comes next could not be put together
         if state is EchoState.TEMPLATE_REWRITES:
+            self._lose(start, end, answer.ids)
             return state, is_settled
         self.settles_known = self.settles_known or is_settled
         if state is EchoState.KEPT:
             self._put(start, end, answer.ids, is_settled=is_settled)
         return state, is_settled
 
+    def see(self, answer: Answer) -> None:
+        """Note how much of an answer is computed again that is quoted otherwise than it was given."""
+        place = self._place(answer)
+        if place is not None:
+            self._lose(*place, answer.ids)
+
     def ids(self) -> Ids:
         """Return all new ids."""
         return np.concatenate([*self._pieces, self._new[self._plain_at :]]) if self._pieces else self._new
+
+    def _place(self, answer: Answer) -> tuple[int, int] | None:
+        """Go to where an answer is quoted; return its begin and end, ``None`` where its prompt does not stand there."""
+        self.newest_lost = 0
+        start = answer.prompt_tokens - self._known_tokens - self._shift
+        if not self._plain_at <= start <= len(self._new):
+            return None
+        self._go(start)
+        stop = int(np.searchsorted(self._stops, start))
+        if self._prefix.value() != answer.prompt_digest or stop == len(self._stops):
+            return None
+        return start, int(self._stops[stop])
+
+    def _lose(self, start: int, end: int, said: Ids) -> None:
+        self.newest_lost = end - start - _alike(self._new[start:end], said)
 
     def _go(self, to: int) -> None:
         passed = self._new[self._plain_at : to]
@@ -165,9 +190,7 @@ class _Walk:
 
     def _put(self, start: int, end: int, said: Ids, *, is_settled: bool) -> None:
         quoted = self._new[start:end]
-        common = min(len(quoted), len(said))
-        differing = np.flatnonzero(quoted[:common] != said[:common])
-        same = int(differing[0]) if len(differing) else common
+        same = _alike(quoted, said)
         self.newest_kept = (self._known_tokens + start + self._shift + same, len(said) - same)
         moved = len(said) - len(quoted)
         self.holds_kept = True
@@ -187,6 +210,13 @@ class _Walk:
         decode = self._voice.decode
         is_same = same_text(decode(quoted.tolist()), decode(said.tolist()))
         return EchoState.KEPT if is_same else EchoState.TEMPLATE_REWRITES
+
+
+def _alike(one: Ids, other: Ids) -> int:
+    """Return how many ids both begin with."""
+    common = min(len(one), len(other))
+    differing = np.flatnonzero(one[:common] != other[:common])
+    return int(differing[0]) if len(differing) else common
 
 
 class PrefixDigest:

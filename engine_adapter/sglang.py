@@ -129,7 +129,7 @@ class Sglang(OpenAICompatible):
             event_sources=sources,
             capacity_tokens=whole_number(info.get("max_total_num_tokens")),
             model_path=_text(info.get("model_path")),
-            weights_id=_text(info.get("weights_id")),
+            weights_id=_weights(info),
             pool=pool,
             version=_text(info.get("version")),
             tiers=tuple(t for t in tiers if isinstance(t, str)) if isinstance(tiers, list) else ("device",),
@@ -248,6 +248,14 @@ def _number(version: str | None) -> tuple[int, ...]:
 def _first_ids(value: object) -> Sequence[int] | None:
     ids = value[0] if isinstance(value, list) and value else None
     return ids if isinstance(ids, list) and all(type(token_id) is int for token_id in ids) else None
+
+
+def _weights(info: Mapping[str, object]) -> str | None:
+    """Return which weights it serves: the embedded engine's name of them, or the version that an update set."""
+    own, version = _text(info.get("weights_id")), _text(info.get("weight_version"))
+    if own is not None or version in (None, "default"):
+        return own
+    return f"{_text(info.get('model_path')) or ''}@{version}"
 
 
 def _block_size(info: Mapping[str, object]) -> int | None:

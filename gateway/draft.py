@@ -188,7 +188,10 @@ class Draft:
             return None
         handling = prompt.special_tokens.value if prompt.special_tokens is not None else None
         won = usage.hit_tokens - self.unrepaired_hits if self.unrepaired is not None else 0
-        return PromptNote(prompt.echo.state.value, prompt.echo.won_of(usage.hit_tokens), handling, repairs, won)
+        echo = prompt.echo
+        return PromptNote(
+            echo.state.value, echo.won_of(usage.hit_tokens), handling, repairs, won, echo_lost_tokens=echo.lost_tokens
+        )
 
     def recovered_usage(self) -> Usage:
         """Return what can be said without the engine's own count.

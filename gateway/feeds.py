@@ -36,9 +36,11 @@ class Feed:
         announced_tiers: Collection[Tier] = LOCAL_TIERS,
         resumed: SourceState | None = None,
         on_restart: Callable[[], object] = lambda: None,
+        on_cleared: Callable[[], object] = lambda: None,
     ) -> None:
-        """``on_restart`` is called when the source turns out to be in another life than before."""
-        self._on_restart = on_restart
+        """``on_restart`` is called when the source turns out to be in another life than before, ``on_cleared`` when it
+        has emptied its caches itself: its weights may be others since."""
+        self._on_restart, self._on_cleared, self._clears = on_restart, on_cleared, 0
         self._source, self._fold, self._index = source, fold, index
         self._resync = Resync(
             ResyncOptions(
@@ -148,6 +150,9 @@ class Feed:
             if step.reset:
                 self._reset()
             await self._apply(step.apply)
+            if self._fold.stats.clears > self._clears:
+                self._clears = self._fold.stats.clears
+                self._on_cleared()
             if step.ask is None:
                 self._is_unproved = False
                 self._tell()

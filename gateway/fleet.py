@@ -8,6 +8,7 @@ only stops new requests until the next good one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import random
@@ -118,6 +119,7 @@ class Instance:
         self.capabilities: Capabilities = spec.adapter.capabilities  # as it says, else what its kind can
         self._facts: InstanceFacts | None = None
         self.was_gone = False  # nobody listened there since it was described
+        self.is_in_doubt = False  # it emptied its caches: what it said of itself is to be asked again
         self.is_healthy = False
         self.is_draining = False
         self.answers: set[UpstreamResponse] = set()  # that come from there now
@@ -380,6 +382,9 @@ class Fleet:
             while True:
                 await self._pause(instance)
                 if await self._probe(instance):
+                    if instance.is_in_doubt:
+                        with contextlib.suppress(UpstreamError):  # then after the next probe
+                            await self._ask_facts(instance)
                     self._found(instance)
                 elif instance.trouble == _NOBODY:
                     instance.was_gone = True
@@ -425,11 +430,20 @@ class Fleet:
             return False
         return True
 
-    async def _describe(self, instance: Instance) -> None:
+    async def _ask_facts(self, instance: Instance) -> InstanceFacts:
         spec = instance.spec
         facts = await spec.adapter.describe(self._client, spec.url, spec.headers)
+        instance.is_in_doubt = False
         facts = replace(facts, event_sources=spec.event_sources or facts.event_sources, tiers=spec.tiers or facts.tiers)
         instance.facts = facts
+        return facts
+
+    def _doubt(self, instance: Instance) -> None:
+        instance.is_in_doubt = True
+        instance.wake.set()
+
+    async def _describe(self, instance: Instance) -> None:
+        spec, facts = instance.spec, await self._ask_facts(instance)
         if instance.models:  # instances of one kind learn together what prompts and steps take
             kind = instance.models[0], spec.adapter.name
             instance.load.costs = self._costs.setdefault(kind, instance.load.costs)
@@ -461,6 +475,7 @@ class Fleet:
             announced_tiers=announced,
             resumed=resumed,
             on_restart=partial(self._began_anew, spec.id),
+            on_cleared=partial(self._doubt, instance),
         )
         self._learn_names()
 

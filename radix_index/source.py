@@ -39,6 +39,7 @@ class FoldStats:
     removed_blocks: int = 0
     unknown_removed_blocks: int = 0
     orphaned_blocks: int = 0
+    clears: int = 0
     ignored: Counter[str] = field(default_factory=Counter)
 
 
@@ -89,6 +90,7 @@ class SourceFold:
         elif isinstance(event, BlocksRemoved):
             self._removed(event)
         else:
+            self.stats.clears += 1
             self._cleared(event)
 
     @property

@@ -192,6 +192,8 @@ class PromptNote:
     """The policies of prefix repair that changed the request."""
     repair_won_tokens: int = 0
     """Hit tokens beyond those that the request would have had as it came, had all before it gone as they came, too."""
+    echo_lost_tokens: int = 0
+    """Of the newest answer, where it is quoted otherwise than it was generated: computed again; 0 also if unknown."""
 
 
 class RunLink(msgspec.Struct, frozen=True, gc=False):

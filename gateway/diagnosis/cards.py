@@ -33,6 +33,7 @@ _ECHOES: Final = frozenset({BreakKind.ECHO_REASONING, BreakKind.ECHO_TOOL_JSON, 
 _UNREAD: Final = frozenset({BreakKind.CACHE_CONTROL, BreakKind.SPELLING, BreakKind.PARAMS_CHANGED})
 """Changes that most prompts do not show: evidence only where something was lost and nothing else explains it."""
 
+_EMPTIED: Final = frozenset({Cause.EVICTION, Cause.RESTART, Cause.UNKNOWN})
 _ELSEWHERE: Final = frozenset({BreakKind.MODEL_CHANGED, BreakKind.TEMPLATE_CHANGED, BreakKind.NAMESPACE_CHANGED})
 
 _CAUSES: Final = {
@@ -141,11 +142,18 @@ class _Step:
             if change is not None and change.kind not in _ECHOES:
                 return change.kind
             return self._behind_the_text(comparison)
+        if loss.cause in _EMPTIED and self._is_served_otherwise():
+            return BreakKind.TEMPLATE_CHANGED
         if loss.cause in (Cause.UNKNOWN, Cause.EVICTION) and change is not None and self._moves_all(change.kind):
             return change.kind
         if loss.cause is Cause.UNKNOWN and change is not None and self._ends_at(change):
             return change.kind
         return _CAUSES[loss.cause]
+
+    def _is_served_otherwise(self) -> bool:
+        """Tell whether the instance of the step before has other weights since: then nothing that it held is right."""
+        before, differs = self.previous, self.detail.differs if self.detail is not None else ()
+        return before is not None and before.instance == self.record.instance and "weights_id" in differs
 
     def _ends_at(self, change: PromptChange) -> bool:
         """Tell whether the hits end about where something is spelled otherwise: then that prompt shows it."""
@@ -164,10 +172,12 @@ class _Step:
 
     def _behind_the_text(self, comparison: Comparison | None) -> BreakKind:
         """Return the kind where the prompt's tokens differ and the requests' text does not."""
-        if comparison is not Comparison.APPENDED or self.detail is None:
+        if self.detail is None or comparison not in (Comparison.APPENDED, Comparison.UNSEEN):
             return BreakKind.UNKNOWN
         if {"template", "weights_id", "model"} & set(self.detail.differs):
             return BreakKind.TEMPLATE_CHANGED
+        if comparison is Comparison.UNSEEN:  # that the messages are the same is not known
+            return BreakKind.UNKNOWN
         note = self.record.prompt
         return BreakKind.ECHO_TEMPLATE if note is not None and note.echo == "template_rewrites" else BreakKind.UNKNOWN
 
@@ -219,6 +229,8 @@ class _Step:
             return None
         could = min(before.usage.prompt_tokens + before.usage.output_tokens, usage.prompt_tokens - 1)
         lost = could - max(usage.hit_tokens, before.usage.prompt_tokens)
+        if note is not None and note.echo_lost_tokens:
+            lost = min(lost, note.echo_lost_tokens)  # what follows the quotation is new
         return (kind, lost) if lost >= LEAST_TOKENS else None
 
     def _told(self, kind: BreakKind, tokens: int, *, is_estimated: bool) -> BreakCard:

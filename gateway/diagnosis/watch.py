@@ -66,7 +66,7 @@ class Remembered:
     reproduction: Reproduction
 
 
-Item = tuple[RequestRecord, Ask, AnswerReader | None]
+Item = tuple[RequestRecord, Ask, AnswerReader | None, Build]
 
 
 class PromptWatch:
@@ -100,7 +100,7 @@ class PromptWatch:
         if len(self._queue) >= self._options.queue_requests:
             self.stats.dropped += 1
             return
-        self._queue.append((record, ask, reader))
+        self._queue.append((record, ask, reader, self._build_of(record)))  # as it is now: it may change in a moment
         if not self._wake.is_set():
             self._wake.set()
 
@@ -180,13 +180,13 @@ class PromptWatch:
             except IndexError:
                 return
 
-    def _one(self, record: RequestRecord, ask: Ask, reader: AnswerReader | None) -> None:
+    def _one(self, record: RequestRecord, ask: Ask, reader: AnswerReader | None, build: Build) -> None:
         try:
-            self._deliver(self._detail(record, ask, None if reader is None else reader.seen.message()))
+            self._deliver(self._detail(record, ask, None if reader is None else reader.seen.message(), build))
         except Exception:  # the thread's boundary: one odd request must not end the watch
             _log.exception("the step %s could not be compared", record.request_id)
 
-    def _detail(self, record: RequestRecord, ask: Ask, answer: Mapping[str, object] | None) -> StepDetail:
+    def _detail(self, record: RequestRecord, ask: Ask, answer: Mapping[str, object] | None, build: Build) -> StepDetail:
         assert record.link is not None
         kept = keep(record.request_id, ask, answer)
         previous_id = record.link.previous_request_id
@@ -200,7 +200,7 @@ class PromptWatch:
             self.stats.unseen += 1
         if change is not None and self._options.content is ContentPolicy.REDACTED:
             change = _redacted(change)
-        made = self._reproduction(record, ask, kept)
+        made = _reproduction(record, ask, kept, build)
         self._remember(Remembered(kept, record, made))
         before = former.reproduction if former is not None else None
         if comparison is Comparison.UNSEEN and previous_id is not None:
@@ -209,27 +209,6 @@ class PromptWatch:
             change = None if before is None else change_by_digests(before, made, len(kept.text))
         differs = () if before is None else _differing(before, made)
         return StepDetail(record.request_id, comparison, made, previous_id, change, differs)
-
-    def _reproduction(self, record: RequestRecord, ask: Ask, kept: Kept) -> Reproduction:
-        values, build = (ask.native or ask.translated).form.values, self._build_of(record)
-        seed = values.get("seed")
-        sampling: dict[str, str | int | float | bool | None] = {
-            name: value
-            for name in SAMPLING
-            if (value := values.get(name)) is not None and isinstance(value, str | int | float | bool)
-        }
-        return Reproduction(
-            model=record.served_model or record.model,
-            weights_id=build.weights_id,
-            engine=build.engine,
-            instance=record.instance,
-            template=build.template,
-            seed=seed if isinstance(seed, int) else None,
-            sampling=sampling,
-            prompt_digest=digest_of(kept, (*TOOLS, *SYSTEM, *CONVERSATION)),
-            tools_digest=digest_of(kept, TOOLS),
-            system_digest=system_digest(kept, values),
-        )
 
     def _remember(self, step: Remembered) -> None:
         with self._lock:
@@ -242,6 +221,28 @@ class PromptWatch:
             while self._used_bytes > self._options.memory_bytes and len(self._memory) > 1:
                 _, oldest = self._memory.popitem(last=False)
                 self._used_bytes -= oldest.kept.cost_bytes
+
+
+def _reproduction(record: RequestRecord, ask: Ask, kept: Kept, build: Build) -> Reproduction:
+    values = (ask.native or ask.translated).form.values
+    seed = values.get("seed")
+    sampling: dict[str, str | int | float | bool | None] = {
+        name: value
+        for name in SAMPLING
+        if (value := values.get(name)) is not None and isinstance(value, str | int | float | bool)
+    }
+    return Reproduction(
+        model=record.served_model or record.model,
+        weights_id=build.weights_id,
+        engine=build.engine,
+        instance=record.instance,
+        template=build.template,
+        seed=seed if isinstance(seed, int) else None,
+        sampling=sampling,
+        prompt_digest=digest_of(kept, (*TOOLS, *SYSTEM, *CONVERSATION)),
+        tools_digest=digest_of(kept, TOOLS),
+        system_digest=system_digest(kept, values),
+    )
 
 
 def _differing(former: Reproduction, latter: Reproduction) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 
 from billing.ledger_read import LedgerReader
 from billing.row import LedgerRow
+from engine_adapter.base import InstanceFacts
 from engine_adapter.embedded.weights import ensure_default_model
 from engine_adapter.prompt import PromptEncoder
 from gateway.diagnosis.cards import BreakCard, diagnose
@@ -214,9 +216,9 @@ class Told:
 class Runs:
     """A gateway, and the runs through it."""
 
-    def __init__(self, client: Client, engines: dict[str, ToldEngine]) -> None:
+    def __init__(self, client: Client, engines: dict[str, ToldEngine], agents: dict[str, Agent] | None = None) -> None:
         self.client, self.engines = client, engines
-        self.agents: dict[str, Agent] = {}
+        self.agents: dict[str, Agent] = agents or {}
 
     async def tell(self) -> dict[str, Told]:
         """Return what is told of each run."""
@@ -242,17 +244,18 @@ class Runs:
         }
 
 
-def template_of(folder: Path) -> Path:
-    """Return a template that has a variable and shows reasoning, as Qwen's and others' do."""
+def template_of(folder: Path, *, forgets: bool = False) -> Path:
+    """Return a template that has a variable and shows reasoning; one that ``forgets`` shows it once, as Qwen's does."""
     import engine_adapter.template
 
     text = (Path(engine_adapter.template.__file__).parent / "templates" / "chatml-tools.jinja").read_text()
     text = text.replace(" + cut", "")  # only the templates of the folder have it
     marked = "'<|im_start|>assistant\\n' + (message.content or '')"
     assert marked in text
-    thought = "'<|im_start|>assistant\\n' + (message.reasoning_content or '') + (message.content or '')"
+    shown = "(message.reasoning_content or '' if loop.last else '')" if forgets else "(message.reasoning_content or '')"
+    thought = f"'<|im_start|>assistant\\n' + {shown} + (message.content or '')"
     tone = "{%- if tone is defined -%}{{- '<|im_start|>system\\n' + tone + '<|im_end|>\\n' -}}{%- endif -%}\n"
-    path = folder / "template.jinja"
+    path = folder / ("forgetful.jinja" if forgets else "template.jinja")
     path.write_text(tone + text.replace(marked, thought))
     return path
 
@@ -260,17 +263,21 @@ def template_of(folder: Path) -> Path:
 @asynccontextmanager
 async def fleet(home: Path) -> AsyncIterator[Runs]:
     """Be a gateway in front of an engine for each model, and two for ``pair``, taken in turn."""
-    template = template_of(home)
+    template, forgetful = template_of(home), template_of(home, forgets=True)
     model = ensure_default_model()
     encoder = PromptEncoder.load(model, template=str(template))
     prices = home / "prices.toml"
     prices.write_text(PRICES)
     literal = PromptEncoder.load(model, template="chatml-tools")  # prints a call's arguments as they are spelled
-    named = {"e0": "m", "pair0": "pair", "pair1": "pair", "brief": "brief", "short": "short", "literal": "literal"}
+    encoders = {"literal": literal, "forgetful": PromptEncoder.load(model, template=str(forgetful))}
+    named = {"e0": "m", "pair0": "pair", "pair1": "pair"}
+    named |= {name: name for name in ("brief", "short", "literal", "forgetful")}
     async with AsyncExitStack() as stack:
         engines = {}
         for name, model_name in named.items():
-            engine = ToldEngine(literal if name == "literal" else encoder, model_name, caches=name != "short")
+            engine = ToldEngine(
+                encoders.get(name, encoder), model_name, caches=name != "short", tells_ids=name == "forgetful"
+            )
             engines[name] = await stack.enter_async_context(engine)
             stack.callback(engine.told.publisher.close)
         marked = await stack.enter_async_context(MarkedEngine(models=["marked"]))
@@ -279,6 +286,7 @@ async def fleet(home: Path) -> AsyncIterator[Runs]:
         names = ("m", "pair", "brief", "short")
         models: list[Json] = [{"name": n, "tokenizer": str(model), "template": str(template)} for n in names]
         models.append({"name": "literal", "tokenizer": str(model), "template": "chatml-tools"})
+        models.append({"name": "forgetful", "tokenizer": str(model), "template": str(forgetful)})
         client = await stack.enter_async_context(
             gateway_for(
                 [*engines.values(), marked],
@@ -305,6 +313,12 @@ async def _run(agent: Agent, change: Change | None = None, before: Callable[[], 
         if step == FAULTY and before is not None:
             await before()
         await agent.step(change if step == FAULTY else None)
+
+
+def _facts(runs: Runs, name: str) -> InstanceFacts:
+    facts = runs.client.gateway.fleet.instances[name].facts
+    assert facts is not None
+    return facts
 
 
 async def _all(runs: Runs, openai: Any, anthropic: Any) -> None:
@@ -354,6 +368,17 @@ async def _all(runs: Runs, openai: Any, anthropic: Any) -> None:
     await agents["short"].step()
     await runs.client.until(lambda: time.time_ns() > used_ns + 1_100_000_000)  # a price's lifetime is whole seconds
     await agents["brief"].step()
+
+    agents["weights"] = OpenAIAgent(openai, "weights", "m")
+    for step in range(1, STEPS + 1):
+        if step == FAULTY:
+            engine.update_weights("v2")
+            await runs.client.until(lambda: str(_facts(runs, "e0").weights_id).endswith("@v2"))
+        await agents["weights"].step()
+        await heard("e0")
+    runs.engines["forgetful"].answers = [_call(n + 70, reasoning_content=THOUGHT) for n in range(STEPS)]
+    agents["forgetful"] = OpenAIAgent(openai, "forgetful", "forgetful")
+    await _run(agents["forgetful"])
 
     for name in ("marked", "marked, not"):
         agent = AnthropicAgent(anthropic, name, "marked", marks=True)
@@ -433,6 +458,31 @@ def test_what_the_service_loses_is_told_apart(
     assert card.repair
 
 
+def test_other_weights_are_told_of_and_not_an_eviction(all_told: dict[str, Told]) -> None:
+    told = all_told["weights"]
+    (card,) = told.cards
+    assert (card.step, card.kind, card.party, card.change) == (FAULTY, BreakKind.TEMPLATE_CHANGED, Party.TEMPLATE, None)
+    assert "weights_id" in told.details[FAULTY - 1].differs
+    before, record = told.records[FAULTY - 2].usage, told.records[FAULTY - 1].usage
+    assert record.hit_tokens == 0
+    assert before.prompt_tokens - STRIDE <= card.lost_tokens <= record.prompt_tokens
+    assert card.lost_nano == card.lost_tokens * (FRESH - HIT)
+
+
+def test_a_template_that_rewrites_quoted_answers_is_told_of(all_told: dict[str, Told]) -> None:
+    """It drops the reasoning of answers that are not the last message; the client sends it back as it was."""
+    told = all_told["forgetful"]
+    thought_tokens = len(PromptEncoder.load(ensure_default_model()).encode_text(THOUGHT))
+    assert [detail.comparison for detail in told.details[1:]] == [Comparison.APPENDED] * (STEPS - 1)
+    assert [card.step for card in told.cards] == list(range(2, STEPS + 1))
+    for card, (before, record) in zip(told.cards, pairwise(told.records), strict=True):
+        assert (card.kind, card.party, card.change) == (BreakKind.ECHO_TEMPLATE, Party.TEMPLATE, None)
+        assert record.usage.hit_tokens <= before.usage.prompt_tokens
+        again = before.usage.output_tokens - thought_tokens  # the call, which stands at another place now
+        assert abs(card.lost_tokens - again) <= 4
+        assert card.lost_nano == card.lost_tokens * (FRESH - HIT)
+
+
 def test_a_cache_marker_that_is_gone_is_told_where_the_engine_goes_by_markers(all_told: dict[str, Told]) -> None:
     assert all_told["marked, not"].cards == []  # there it moves at every step, as Claude Code moves it
     (card,) = (card for card in all_told["marked"].cards if card.step == FAULTY)
@@ -442,3 +492,34 @@ def test_a_cache_marker_that_is_gone_is_told_where_the_engine_goes_by_markers(al
     assert card.lost_nano == card.lost_tokens * (FRESH - HIT)
     before, record = (all_told["marked"].records[at].usage for at in (FAULTY - 2, FAULTY - 1))
     assert card.lost_tokens == before.prompt_tokens - record.hit_tokens > 0
+
+
+async def test_another_template_is_told_of_across_a_restart_of_the_service(tmp_path: Path) -> None:
+    """Engine and gateway begin anew with another template; the client only goes on."""
+    model, prices, other = ensure_default_model(), tmp_path / "prices.toml", template_of(tmp_path)
+    prices.write_text(PRICES)
+    other.write_text(other.read_text().replace("# Tools", "# Functions"))
+    agent: OpenAIAgent | None = None
+    async with ToldEngine(PromptEncoder.load(model)) as engine:
+        for template in ("chatml-tools", str(other)):
+            engine.rendered_by(PromptEncoder.load(model, template=template))
+            instances = [{"id": "e0", "url": engine.url, "adapter": "sglang"}]
+            models = [{"name": "m", "tokenizer": str(model), "template": template}]
+            billing = {"prices": str(prices)}
+            async with (
+                gateway_for(
+                    [engine], tmp_path, ready_limit_s=90, instances=instances, models=models, billing=billing
+                ) as client,
+                openai_client(client.url) as openai,
+            ):
+                agent = agent or OpenAIAgent(openai, "upgraded")
+                agent.client = openai
+                await agent.step()
+                await agent.step()
+                told = (await Runs(client, {"e0": engine}, {"upgraded": agent}).tell())["upgraded"]
+        engine.told.publisher.close()
+    (card,) = told.cards
+    assert (card.step, card.kind, card.party, card.change) == (FAULTY, BreakKind.TEMPLATE_CHANGED, Party.TEMPLATE, None)
+    assert told.details[FAULTY - 1].comparison is Comparison.UNSEEN
+    assert "template" in told.details[FAULTY - 1].differs
+    assert card.lost_nano == card.lost_tokens * (FRESH - HIT) > 0

@@ -20,11 +20,16 @@ VERSION = "0.5.23"
 class ToldEngine(CachingEngine):
     """Its blocks are the index's, and generated tokens are in them. Adapters have caches of their own."""
 
-    def __init__(self, encoder: PromptEncoder, model: str = "m", *, caches: bool = True) -> None:
+    def __init__(
+        self, encoder: PromptEncoder, model: str = "m", *, caches: bool = True, tells_ids: bool = False
+    ) -> None:
+        """``caches``: it has a cache; ``tells_ids``: it tells what it generated, where it is asked to."""
         super().__init__(encoder, models=[model])
         self.told = PublishingEngine(self)
         self.info["version"] = VERSION
-        self.caches = caches
+        self.caches, self.tells_ids = caches, tells_ids
+        self.said: list[int] = []
+        (self._stop,) = encoder.encode_text("<|im_end|>")
 
     def evict(self) -> None:
         """Lose every block, and say so."""
@@ -45,12 +50,30 @@ class ToldEngine(CachingEngine):
         tools = Sglang().prompt_tools(body.get("tools"), None, VERSION)
         return self._encoder.encode_chat_hashed(messages, tools, options=options).ids.tolist()
 
+    def rendered_by(self, encoder: PromptEncoder) -> None:
+        """Have another template from now on."""
+        self._encoder = encoder
+
+    def update_weights(self, version: str) -> None:
+        """Have other weights from now on, as after SGLang's ``/update_weights_from_disk``: nothing cached is right."""
+        self.info["weight_version"] = version
+        self.evict()
+
+    def _reply(self, asked: Asked) -> Script:
+        script = super()._reply(asked)
+        if self.tells_ids and "x-sglext-return-output-ids" in asked.headers:
+            assert isinstance(script.body, dict)
+            script.body["sglext"] = {"output_ids": [self.said]}
+        return script
+
     def _serve(self, ids: tuple[int, ...], body: Json) -> int:
         return super()._serve(_within(ids, body), body) if self.caches else 0
 
     def _add(self, ids: tuple[int, ...], message: Mapping[str, Any], body: Json) -> int:
         whole = tuple(self.rendered(body, {"role": "assistant", **message}))
         assert whole[: len(ids)] == ids
+        said = list(whole[len(ids) :])
+        self.said = said[: said.index(self._stop) + 1]
         if self.caches:
             super()._add(_within(whole, body), message, body)
             if not body.get("lora_path"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -175,10 +176,14 @@ REASONED: Message = {"role": "assistant", "content": "b", "reasoning_content": "
 def test_what_the_client_says_otherwise_stays_as_it_says_it(given: Message, quoted: Message) -> None:
     encoder, told = encoder_of("smollm2"), Told(json.dumps([given, quoted]))
     prompt = told.prompt(encoder, ASKED)
-    told.answered(prompt, given, in_pieces(encoder, written_by(encoder, ASKED, given)))
+    told.answered(prompt, given, generated := in_pieces(encoder, written_by(encoder, ASKED, given)))
     more = RESULT if "tool_calls" in quoted else {"role": "user", "content": "go on"}
     following = told.prompt(encoder, [*ASKED, quoted, more])
     assert following.echo.state is EchoState.CHANGED
+    ids = following.ids.tolist()[len(prompt) :]
+    rendered = ids[: next(at for at, each in enumerate(ids) if each in encoder.stop_token_ids)]
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(rendered, generated, strict=False)))
+    assert following.echo.lost_tokens == len(rendered) - alike
     assert following.ids.tolist() == encoder.encode_chat([*ASKED, quoted, more], TOOLS)
 
 
@@ -190,6 +195,8 @@ def test_qwen_drops_reasoning_when_the_user_speaks_again_and_the_prompt_says_so(
     told.answered(prompt, given, generated)
     following = told.prompt(encoder, [*ASKED, given, {"role": "user", "content": "sure?"}], None)
     assert following.echo.state is EchoState.TEMPLATE_REWRITES
+    quoted = encoder.tokenizer.encode("b", add_special_tokens=False).ids  # all that is left of it
+    assert following.echo.lost_tokens == len(quoted)
     assert not following.holds_kept
     assert following.ids.tolist() == encoder.encode_chat([*ASKED, given, {"role": "user", "content": "sure?"}])
 

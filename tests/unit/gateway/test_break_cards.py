@@ -67,6 +67,38 @@ def test_a_difference_that_no_text_explains_is_unknown_or_the_templates() -> Non
     assert (card.kind, card.party) == (BreakKind.TEMPLATE_CHANGED, Party.TEMPLATE)
 
 
+def test_of_an_unseen_step_only_another_template_is_told() -> None:
+    first, second = prefixed(0, "abcdef", BOOK, run="r"), prefixed(1, "axcdef", BOOK, hits=STRIDE, run="r", previous=0)
+    unseen = detail_of(second, Comparison.UNSEEN)
+    assert [card.kind for card in told([first, second], [replace(unseen, differs=("template",))])] == [
+        BreakKind.TEMPLATE_CHANGED
+    ]
+    rewritten = replace(second, prompt=PromptNote("template_rewrites"))
+    assert [card.kind for card in told([first, rewritten], [unseen])] == [BreakKind.UNKNOWN]
+
+
+@pytest.mark.parametrize(
+    ("instance", "kind"), [("e0", BreakKind.TEMPLATE_CHANGED), ("e1", BreakKind.RESTARTED)], ids=["there", "elsewhere"]
+)
+def test_other_weights_explain_what_is_gone_where_they_changed(instance: str, kind: BreakKind) -> None:
+    """Two instances may name the same weights differently."""
+    first = prefixed(0, "abcdef", BOOK, run="r", instance="e0")
+    second = prefixed(1, "abcdef", BOOK, run="r", previous=0, instance=instance, seen={instance: 0})
+    (card,) = told([first, second], [replace(detail_of(second, Comparison.APPENDED), differs=("weights_id",))])
+    assert card.kind is kind
+
+
+def test_of_a_quotation_only_what_it_says_again_is_lost() -> None:
+    first = prefixed(0, "abcdef", BOOK, run="r")
+    second = prefixed(1, "abcdefgh", BOOK, hits=first.usage.prompt_tokens, run="r", previous=0)
+    first = replace(first, usage=replace(first.usage, output_tokens=500))
+    appended = detail_of(second, Comparison.APPENDED)
+    for lost in (70, 90):
+        note = PromptNote("template_rewrites", echo_lost_tokens=lost)
+        (card,) = told([first, replace(second, prompt=note)], [appended])
+        assert (card.kind, card.lost_tokens) == (BreakKind.ECHO_TEMPLATE, lost)
+
+
 def test_what_we_lost_is_told_apart() -> None:
     first = prefixed(0, "abcdef", BOOK, run="r", instance="e0")
     known = 6 * STRIDE
