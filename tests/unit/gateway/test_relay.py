@@ -222,7 +222,7 @@ def test_comments_go_through_and_heartbeats_fill_silence() -> None:
     assert error is None
     assert reply.data.startswith(b": engine ping\n\n")
     assert calls == ["output", "done"]
-    options = RelayOptions(heartbeat_s=0.01, idle_timeout_s=0.2, first_byte_timeout_s=0.2)
+    options = RelayOptions(heartbeat_s=0.01, idle_timeout_s=1.0, first_byte_timeout_s=1.0)
     reply, _, error, calls = _relay([], "silence", options=options)
     assert reply.data.count(b": keepwarm\n\n") >= 3
     assert calls == []
