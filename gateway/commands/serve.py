@@ -60,6 +60,11 @@ holds millions of small objects for long (words, prompts, names of blocks): goin
 a sixth of its time. Reference counts free nearly all that requests leave behind; cycles still go, in larger lots."""
 
 
+def collect_rarely() -> None:
+    """Set the collector of cyclic garbage as a gateway needs it."""
+    gc.set_threshold(*_COLLECTOR)
+
+
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C; 0 after an orderly end, 1 when the gateway could not start or live."""
     try:
@@ -74,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _serve(settings: Settings, place: WorkerPlace | None = None, listens: Callable[[], None] = lambda: None) -> int:
     """Be the gateway, or one worker of it; return the exit status."""
-    gc.set_threshold(*_COLLECTOR)
+    collect_rarely()
     if settings.runs_embedded and importlib.util.find_spec("torch") is None:
         return _told(
             SettingsError("the embedded engine needs torch: pip install 'keepwarm[embedded]', or name [[instances]]")

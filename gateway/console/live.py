@@ -1,9 +1,9 @@
 """What pages show while they are open: one broadcaster looks once a second, for as long as anybody is there.
 
 A *topic* is what a page shows (the overview of one tenant, or one run). Once a tick each topic that has a client is
-rendered, in a thread, and what of it has changed is put into every client's queue. Queues are bounded: a client that
-does not read is dropped, and its browser comes back by itself. All end when the gateway drains. Nothing here touches a
-request's path, and with no client nothing is read at all.
+rendered, in a thread, and what of it has changed is put into every client's queue; one that takes long is looked at
+less often. Queues are bounded: a client that does not read is dropped, and its browser comes back by itself. All end
+when the gateway drains. Nothing here touches a request's path, and with no client nothing is read at all.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class LiveOptions:
     """Limits."""
 
     tick_s: float = 1.0
+    share: float = 0.05  # of the time that may go into one topic: the rest of a core is for requests
     clients: int = 64
     queue: int = 8  # messages that may wait for one client
     stall_s: float = 10.0  # a client that takes nothing for so long is dropped
@@ -108,6 +109,7 @@ class Live:
         self._render, self._is_leaving = render, is_leaving
         self._clients: set[Client] = set()
         self._shown: dict[Topic, Parts] = {}
+        self._due_s: dict[Topic, float] = {}  # when a topic that took long is looked at again
         self._some = asyncio.Event()
 
     @property
@@ -135,6 +137,7 @@ class Live:
         self._clients.discard(client)
         if not any(each.topic == client.topic for each in self._clients):
             self._shown.pop(client.topic, None)
+            self._due_s.pop(client.topic, None)
         if not self._clients:
             self._some.clear()
 
@@ -152,18 +155,27 @@ class Live:
             self._end_all()
 
     async def _tick(self) -> None:
+        clock = asyncio.get_running_loop().time
         for topic in {client.topic for client in self._clients}:
+            began_s = clock()
+            if began_s < self._due_s.get(topic, 0.0):
+                continue
             try:
                 parts = await asyncio.to_thread(self._render, topic)
             except Exception:  # the boundary of a page: a fault of ours costs those who look, and not the gateway
                 _log.exception("the live page %s failed", topic.name)
                 self._end(topic)
                 continue
+            clients = [each for each in self._clients if each.topic == topic]
+            if not clients:
+                continue  # all left meanwhile
+            ended_s = clock()
+            self._due_s[topic] = ended_s + (ended_s - began_s) / self.options.share
             before = self._shown.get(topic, Parts())
             self._shown[topic] = parts
             replaced = {key: html for key, html in parts.replaced.items() if before.replaced.get(key) != html}
             added = {key: html for key, html in parts.added.items() if key not in before.added}
-            for client in [each for each in self._clients if each.topic == topic]:
+            for client in clients:
                 client.tell(Parts(replaced, added))
 
     def _end(self, topic: Topic) -> None:

@@ -30,6 +30,7 @@ from engine_adapter.http import UpstreamClient
 from engine_adapter.prompt import PromptEncoder
 from engine_adapter.sglang import Sglang
 from engine_adapter.wire_client import WireClient
+from gateway.commands.serve import collect_rarely
 from gateway.dispatch import Dispatcher
 from gateway.fleet import Fleet, InstanceSpec
 from gateway.prompts import Prompt, PromptBook
@@ -171,6 +172,7 @@ async def _measure(cases: Sequence[tuple[str, int, int]], agents: int) -> dict[s
             for case in standing:
                 for number in range(agents):
                     await decisions.decide(case, number, timed=False)
+            collect_rarely()  # as in a gateway
             gc.collect()
             gc.freeze()  # what stands here is the benchmark's
             for _ in range(STEPS):

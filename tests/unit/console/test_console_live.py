@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -64,6 +66,25 @@ async def test_who_comes_later_is_told_what_its_page_lacks() -> None:
         await told(live.join(TOPIC))
         late = live.join(TOPIC, known=["step-1"])
         assert await told(late) == {"replaced": {"a": "<p>1</p>"}, "added": {}}
+
+    await running(live, check)
+
+
+async def test_what_takes_long_to_render_is_looked_at_less_often() -> None:
+    times = list[float]()
+
+    def render(topic: Topic) -> Parts:
+        times.append(time.monotonic())
+        time.sleep(0.01)  # what it takes
+        return Parts({"a": f"<p>{len(times)}</p>"})
+
+    live = Live(render, options=LiveOptions(tick_s=0.001, share=0.1))
+
+    async def check() -> None:
+        client = live.join(TOPIC)
+        for _ in range(3):
+            await told(client)
+        assert all(later - before >= 0.1 for before, later in pairwise(times))
 
     await running(live, check)
 
