@@ -292,15 +292,16 @@ def with_inferred_tiers(usage: Usage, predicted: tuple[int, int, int, int]) -> U
     )
 
 
-def with_prefill_hits(decode: UsageReading, prefill: UsageReading) -> UsageReading:
-    """Join the two halves of a prefill/decode-separated answer.
+def with_hits_of(answer: UsageReading, first: UsageReading) -> UsageReading:
+    """Join the counts of an answer with the hits of the engine that had its prompt first.
 
-    The decode node finds the whole prompt in its cache because the prefill node just sent it there; what was really
-    cached is the prefill node's number. The output is the decode node's.
+    An engine that decodes what another one prefilled, or goes on with another one's answer, finds the prompt in its
+    cache because the first one has just put it there; what was really cached is the first one's number. The output is
+    that of the answer; what an API wrote anew to its cache on the way counts as fresh.
     """
-    hits = prefill.usage
+    hits = first.usage
     counts = Counts()
-    missing = UsageSource.MISSING in (decode.usage.source, hits.source)
+    missing = UsageSource.MISSING in (answer.usage.source, hits.source)
     tiers = TierHits(
         hits.hit_device_tokens,
         hits.hit_host_tokens,
@@ -309,12 +310,12 @@ def with_prefill_hits(decode: UsageReading, prefill: UsageReading) -> UsageReadi
         hits.hit_unknown_tokens,
     )
     reading = counts.close(
-        prompt=None if missing else decode.usage.prompt_tokens,
-        output=None if missing else decode.usage.output_tokens,
+        prompt=None if missing else answer.usage.prompt_tokens,
+        output=None if missing else answer.usage.output_tokens,
         tiers=tiers,
-        reasoning=decode.usage.reasoning_tokens,
+        reasoning=answer.usage.reasoning_tokens,
     )
-    problems = decode.problems + prefill.problems + reading.problems
+    problems = answer.problems + first.problems + reading.problems
     if missing:
         return UsageReading(reading.usage, problems)
     return UsageReading(replace(reading.usage, hit_source=hits.hit_source), problems)

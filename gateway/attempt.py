@@ -78,7 +78,7 @@ class Attempter:
         send = await self._asker.sending(instance, ask, salt, draft, plan, is_native=is_native, more=more)
         role = AttemptRole.CONTINUATION if plan is not None else AttemptRole.DECODE if handed else AttemptRole.ANSWER
         draft.begin_attempt(instance.id, role)
-        draft.sent_ns, draft.engine_may_work = draft.now_ns(), True
+        draft.sent_ns, draft.engine_may_work, draft.prefilled = draft.now_ns(), True, None
         try:
             response = await self._asker.head(send, instance, limits, writer, draft)
             instance.answers.add(response)
@@ -87,6 +87,7 @@ class Attempter:
                     self._read_by(instance, ask, draft, is_native=is_native)
                 if handed is not None and response.status == 200:
                     await handed.computed(writer)
+                    draft.prefilled = handed.counts.prompt_usage()
                 await self._answer(response, route, limits, writer, draft, reply, plan, handed)
             finally:
                 instance.answers.discard(response)
@@ -182,6 +183,8 @@ class Attempter:
                 route.watch.computed()
 
         draft.status = 200
+        if plan is not None:
+            reader.seen.count_anew()
         writer.last_words = lambda: self._replies.headers.summary(draft)
         await writer.start(self._replies.headers.of(draft))
         error = await relay(
@@ -195,6 +198,7 @@ class Attempter:
             is_gone=lambda: instance.is_silent_for(limits.idle_timeout_s),
         )
         draft.end_attempt(200, None if error is None else error.code)
+        draft.own_hits = plan.splice.own_hits() if plan is not None else None
         if error is not None:
             raise Lost(error, in_stream=True)
         draft.end(Outcome.OK, 200)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from billing.budgets import Ticket
+from billing.usage import with_inferred_tiers
 from gateway.errors import GatewayError
 from gateway.identity import ANONYMOUS, Caller
 from gateway.limits.limiter import Passage
@@ -92,6 +93,9 @@ class Draft:
     limits: tuple[Taken, ...] = ()  # how its limits stood, for the client to know
     settled: Settled | None = None  # once it is known before the request is closed
     watch: Watch | None = None  # wants to know what the last instance reports of the prompt
+    prefilled: Usage | None = None  # what an engine counted of the prompt that it computed for another one
+    begun_hits: Usage | None = None  # where another engine goes on: the prompt's hits at the one that began
+    own_hits: Usage | None = None  # … and what the one that goes on had of what it was given
     outcome: Outcome | None = None
     status: int = 0
     error: str | None = None
@@ -136,6 +140,19 @@ class Draft:
         """An engine is about to be asked."""
         self.attempt_instance, self.attempt_started_ns = instance, self.now_ns()
         self.attempt_role, self._attempt_pieces = role, self.delivered_pieces
+
+    def keep_hits(self) -> None:
+        """Another engine is to go on with the answer: what the prompt hit is what it hit where the answer began, as
+        that engine told or, where it died before, as the index knew. The first one's word stands."""
+        if self.begun_hits is not None:
+            return
+        told, reading = self.prefilled, self.reader.usage() if self.reader is not None else None
+        if told is None and reading is not None and reading.usage.source is UsageSource.ENGINE:
+            told = reading.usage
+        if told is None or told.hit_source is HitSource.UNKNOWN:
+            self.begun_hits = self._expected_usage(0)
+        else:
+            self.begun_hits = with_inferred_tiers(told, known) if any(known := self.predicted_hits()) else told
 
     def end_attempt(self, status: int | None, error: str | None = None) -> None:
         """The attempt that runs is over. Does nothing when none runs."""
@@ -204,14 +221,17 @@ class Draft:
         pieces = self.reader.seen.pieces if self.reader is not None else 0
         if self.prompt_tokens is None or not pieces:
             return Usage(source=UsageSource.MISSING)
+        return self._expected_usage(pieces)
+
+    def _expected_usage(self, output_tokens: int) -> Usage:
         device, host, disk, pool = self.predicted_hits()
         return Usage(
-            fresh_tokens=self.prompt_tokens - device - host - disk - pool,
+            fresh_tokens=max((self.prompt_tokens or 0) - device - host - disk - pool, 0),
             hit_device_tokens=device,
             hit_host_tokens=host,
             hit_disk_tokens=disk,
             hit_pool_tokens=pool,
-            output_tokens=pieces,
+            output_tokens=output_tokens,
             hit_source=HitSource.INFERRED if self.decision is not None and self.decision.exact else HitSource.UNKNOWN,
             source=UsageSource.RECOVERED,
         )

@@ -85,7 +85,9 @@ class Failover:
             if route is None:
                 break
             known = route if pair is None else pair.prefill
-            draft.decision, draft.watch, draft.routed_ns = known.decision, known.watch, draft.now_ns()
+            draft.watch, draft.routed_ns = known.watch, draft.now_ns()
+            if draft.begun_hits is None:  # else it stays the one that those hits follow from
+                draft.decision = known.decision
             draft.failed_at = route.instance.id
             plan = takeover.plan(route.instance) if takeover is not None else None
             try:
@@ -125,6 +127,8 @@ class Failover:
         if reader.seen.head is None and not reader.seen.pieces and draft.is_native:
             draft.reader = None  # the client has got no word of this stream
             return None
+        if reader.seen.pieces:
+            draft.keep_hits()
         reader.seen.go_on()
         _log.info("request %s lost its engine (%s); another is asked to go on", draft.request_id, lost.error.code)
         return await Takeover.of(ask, draft, self._prompts)

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from billing.usage import openai_usage
 from engine_adapter.base import EngineAdapter
 from gateway.protocols.decode import json_object
 from gateway.protocols.sse import data_of, with_data
+from tracing.record import Usage, UsageSource
 
 _PROMPT_MEMBERS = ("prompt_tokens", "prompt_tokens_details")
 
@@ -35,6 +37,15 @@ class PromptCounts:
         if parts is not None and parts.usage is not None:
             self._usage = {name: parts.usage[name] for name in _PROMPT_MEMBERS if name in parts.usage}
             self._private = {name: answer[name] for name in self._adapter.private_members if name in answer}
+
+    def prompt_usage(self) -> Usage | None:
+        """Return what the prefilling engine counted of the prompt, once it has; no output."""
+        if self._usage is None:
+            return None
+        parts = self._adapter.read_usage(self._private)
+        extension, is_zero = parts.extension if parts is not None else None, self._adapter.capabilities.cached_detail
+        usage = openai_usage({**self._usage, "completion_tokens": 0}, extension, silence_is_zero=is_zero).usage
+        return usage if usage.source is UsageSource.ENGINE else None
 
     def __call__(self, event: bytes) -> Sequence[bytes]:
         """Return an event of the decoding engine's stream, with these counts where it counts."""

@@ -24,6 +24,8 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from billing.counts import UsageReading
+from billing.usage import with_hits_of
 from gateway.admission_gate import AdmissionGate
 from gateway.attempt import Attempter
 from gateway.diagnosis.watch import PromptWatch
@@ -46,7 +48,7 @@ from gateway.repair.unrepaired import Unrepaired
 from gateway.replies import Replies
 from gateway.sessions import session_of
 from gateway.spending import Spending
-from tracing.record import Outcome, UsageSource
+from tracing.record import Outcome, Usage, UsageSource
 from tracing.runs import RunEvidence, RunLinker
 
 _log = logging.getLogger(__name__)
@@ -260,7 +262,7 @@ class Pipeline:
             draft.unrepaired_hits = self._unrepaired.hits(draft.decision.instance, None, draft.unrepaired)
         record = self._recorder.close(draft)
         if draft.watch is not None:
-            draft.watch.answered(record.usage)
+            draft.watch.answered(_watched(draft, record.usage))
         counted = record.gateway_prompt_tokens
         if draft.counts_checked and counted is not None and record.usage.source is UsageSource.ENGINE:
             self._prompts.answered(draft.served_model or draft.model, agrees=counted == record.usage.prompt_tokens)
@@ -268,3 +270,10 @@ class Pipeline:
             self._spending.settle(draft, record)
         if self._compared is not None and draft.ask is not None:
             self._compared.take(record, draft.ask, draft.reader)
+
+
+def _watched(draft: Draft, usage: Usage) -> Usage:
+    """Return the counts of an answer with the hits of the instance that answered last, whoever began it."""
+    if draft.begun_hits is None or draft.own_hits is None or usage.source is not UsageSource.ENGINE:
+        return usage
+    return with_hits_of(UsageReading(usage, ()), UsageReading(draft.own_hits, ())).usage

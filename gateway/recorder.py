@@ -10,11 +10,12 @@ from functools import partial
 
 from prometheus_client import Counter
 
+from billing.counts import UsageReading
 from billing.errors import LedgerError, LedgerFullError
 from billing.ledger import Ledger
 from billing.meter import charge
 from billing.shelf import PriceShelf
-from billing.usage import with_inferred_tiers
+from billing.usage import with_hits_of, with_inferred_tiers
 from gateway.draft import Draft, Settled
 from gateway.errors import LedgerFull
 from gateway.protocols.base import AnswerReader, Ask
@@ -169,7 +170,12 @@ def _usage_of(draft: Draft) -> tuple[Usage, tuple[str, ...]]:
     reading = draft.reader.usage() if draft.reader is not None else None
     if reading is None:
         return draft.recovered_usage(), ()
-    usage = with_inferred_tiers(reading.usage, predicted) if any(predicted := draft.predicted_hits()) else reading.usage
+    usage = reading.usage
+    if draft.begun_hits is not None:
+        reading = with_hits_of(reading, UsageReading(draft.begun_hits, ()))
+        usage = reading.usage
+    elif any(predicted := draft.predicted_hits()):
+        usage = with_inferred_tiers(usage, predicted)
     return usage, tuple(str(problem) for problem in reading.problems)
 
 

@@ -12,16 +12,21 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine_adapter.base import Begun, EngineAdapter
+from billing.usage import openai_usage
+from engine_adapter.base import Begun, EngineAdapter, UsageParts
 from gateway.protocols.decode import json_object
 from gateway.protocols.openai import DONE, DONE_EVENT
 from gateway.protocols.sse import data_of, event_of
+from tracing.record import HitSource, Usage, UsageSource
 
 IDS_COMMENT = b": ids "
 """The line with which the embedded engine tells, before an event, the ids of the tokens that were generated for it."""
 
 _REASONING_MEMBERS = ("reasoning_content", "reasoning")
 _THINKING_END = "</think>"
+_DETAIL = "cached_tokens_details"
+_HIT_MEMBERS = ("prompt_cache_hit_tokens", "prompt_cache_miss_tokens", "cached_tokens", "cache_read_input_tokens")
+_HIT_DETAILS = ("cached_tokens", "cache_write_tokens", "cache_creation_input_tokens", "cache_creation")
 
 Json = dict[str, object]
 
@@ -74,17 +79,33 @@ class Splice:
     """Turns the events of an engine's chat completion, or completion, into the next ones of the client's answer."""
 
     def __init__(
-        self, head: Mapping[str, object] | None, adapter: EngineAdapter, seam: Seam | None, *, shows_private: bool
+        self,
+        head: Mapping[str, object] | None,
+        adapter: EngineAdapter,
+        seam: Seam | None,
+        *,
+        shows_private: bool,
+        hits: Usage | None = None,
     ) -> None:
         """``head``: id, time and model of the first engine's stream. ``seam`` is ``None`` where nothing was delivered,
         or where the engine restores all by itself, counts included. ``shows_private``: the reader knows this kind of
-        engine's private members, and what to do with them."""
+        engine's private members, and what to do with them. ``hits``: of the prompt, at the engine that began the
+        answer; this one's are its own affair."""
         self._head, self._adapter, self._seam = dict(head or {}), adapter, seam
         self._drops = frozenset() if shows_private and seam is None else adapter.private_members
         self._held = seam.held if seam is not None else ""
         self._mark = _Mark() if seam is not None and seam.raw and seam.in_reasoning else None
         self._stops = SeamStops(seam.text, seam.stops) if seam is not None and seam.stops else None
         self._is_over = False
+        self._hits, self._told = hits, UsageParts(None, None)
+
+    def own_hits(self) -> Usage | None:
+        """Return what the engine that goes on says it had of what it was given, once it has."""
+        if self._told.usage is None:
+            return None
+        is_zero = self._adapter.capabilities.cached_detail
+        usage = openai_usage(self._told.usage, self._told.extension, silence_is_zero=is_zero).usage
+        return usage if usage.source is UsageSource.ENGINE else None
 
     def __call__(self, event: bytes) -> Sequence[bytes]:
         """Return the events for this one."""
@@ -96,9 +117,8 @@ class Splice:
             return (event,)
         shown: Json = {name: value for name, value in {**chunk, **self._head}.items() if name not in self._drops}
         has_usage = chunk.get("usage") is not None
-        if has_usage and self._seam is not None:
-            parts = self._adapter.read_usage(chunk)
-            shown["usage"] = whole_usage((parts.usage if parts is not None else None) or {}, self._seam)
+        if self._hits is not None or (has_usage and self._seam is not None):
+            self._count(chunk, shown)
         choices = chunk.get("choices")
         if isinstance(choices, list) and choices and isinstance(first := choices[0], dict):
             choice = self._choice(first)
@@ -107,6 +127,20 @@ class Splice:
                 return ()
         made = event_of(msgspec.json.encode(shown))
         return (made, DONE_EVENT) if self._is_over else (made,)
+
+    def _count(self, chunk: Json, shown: Json) -> None:
+        """Let the event show the counts of the whole answer."""
+        parts = self._adapter.read_usage(chunk)
+        if parts is None:
+            return
+        self._told = UsageParts(parts.usage or self._told.usage, parts.extension or self._told.extension)
+        if chunk.get("usage") is not None:
+            usage = parts.usage or {}
+            whole = usage if self._seam is None else whole_usage(usage, self._seam)
+            shown["usage"] = whole if self._hits is None else with_hits(whole, self._hits)
+        for name in self._adapter.private_members if self._hits is not None else ():
+            if isinstance(held := shown.get(name), dict) and _DETAIL in held:
+                shown[name] = {**held, _DETAIL: _tiers(self._hits)} if self._hits is not None else held
 
     def _choice(self, choice: Json) -> Json | None:
         """Return the choice as the client's stream has it, ``None`` where nothing is left of it."""
@@ -155,7 +189,7 @@ class Splice:
 def whole_usage(usage: Mapping[str, object], seam: Seam) -> Json:
     """Return an OpenAI usage object of the whole answer: the prompt's tokens once, all others as output.
 
-    The engine counted the delivered text into its prompt. Hits are those of the prompt, as far as they can be.
+    The engine counted the delivered text into its prompt. Hits beyond the prompt are of that text, and none of it.
     """
     counted, new = _number(usage.get("prompt_tokens")), _number(usage.get("completion_tokens"))
     prompt = seam.prompt_tokens if seam.prompt_tokens is not None else max(counted - seam.said_tokens, 0)
@@ -168,6 +202,26 @@ def whole_usage(usage: Mapping[str, object], seam: Seam) -> Json:
             "cached_tokens": min(_number(details.get("cached_tokens")), prompt),
         }
     return whole
+
+
+def with_hits(usage: Mapping[str, object], hits: Usage) -> Json:
+    """Return an OpenAI usage object with these hits of its prompt, in the place of all that it says of caches."""
+    whole: Json = {name: value for name, value in usage.items() if name not in _HIT_MEMBERS}
+    told = usage.get("prompt_tokens_details")
+    details = {n: v for n, v in told.items() if n not in _HIT_DETAILS} if isinstance(told, dict) else {}
+    if hits.hit_source is not HitSource.UNKNOWN:
+        details["cached_tokens"] = min(hits.hit_tokens, _number(usage.get("prompt_tokens")))
+    whole["prompt_tokens_details"] = details or None
+    return whole
+
+
+def _tiers(hits: Usage) -> Json | None:
+    """Return hits by tier as SGLang tells them; ``None`` where they are not known so."""
+    if hits.hit_source not in (HitSource.REPORTED, HitSource.INFERRED) or hits.hit_unknown_tokens:
+        return None
+    disk, pool = hits.hit_disk_tokens, hits.hit_pool_tokens
+    stored: Json = {"storage": disk + pool, "disk": disk, "pool": pool}
+    return {"device": hits.hit_device_tokens, "host": hits.hit_host_tokens, **stored}
 
 
 class SeamStops:

@@ -126,7 +126,9 @@ class Takeover:
 
     def _splice(self, instance: Instance, seam: Seam | None) -> Splice:
         is_same_kind = instance.spec.adapter.name == self._draft.adapter_name
-        return Splice(self._seen.head, instance.spec.adapter, seam, shows_private=is_same_kind)
+        return Splice(
+            self._seen.head, instance.spec.adapter, seam, shows_private=is_same_kind, hits=self._draft.begun_hits
+        )
 
     def _seam(self, *, held: str = "", raw: bool = False) -> Seam:
         stops = self._ask.form.values.get("stop")

@@ -134,6 +134,10 @@ class Seen:
         self.is_done = False
         self._ended.clear()
 
+    def count_anew(self) -> None:
+        """Forget what an engine counted of its part of an answer: the one that goes on counts the whole."""
+        self.usage = self.extension = None
+
     def take(self, choice: int, part: Mapping[str, object]) -> None:
         """Add a message, or a piece of one."""
         self._is_whole = self._is_whole and choice == 0

@@ -169,7 +169,8 @@ async def test_nobody_waits_for_pages_that_will_not_come(tmp_path: Path) -> None
 async def test_a_stream_outlives_its_decoding_engine(tmp_path: Path) -> None:
     """The prompt and the words that were delivered are computed by the prefilling engine, and decoded by another."""
     async with separated(tmp_path, "vllm", decodes=2) as ((prefill,), decodes, client):
-        prefill.script = computed(kv_transfer_params=KEPT)
+        prompts = [computed(3, kv_transfer_params=KEPT), computed(9, kv_transfer_params=KEPT)]
+        prefill.script_for = lambda asked: prompts.pop(0)
         scripts = [
             Script(events=stream(["one ", "two"])[:3], end="reset"),
             Script(events=stream([" three"], prompt=14)),
@@ -185,6 +186,7 @@ async def test_a_stream_outlives_its_decoding_engine(tmp_path: Path) -> None:
         (record,) = await client.records(1)
         roles = [attempt.role for attempt in record.attempts]
         assert roles == [AttemptRole.PREFILL, AttemptRole.DECODE, AttemptRole.PREFILL, AttemptRole.CONTINUATION]
+        assert record.usage.hit_tokens == 3  # what the client's prompt hit, before anything died
 
 
 async def test_one_half_alone_answers_nothing(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest_asyncio
 from gateway.protocols.sse import EventCutter, data_of
 from tests.gateways import Client, gateway_for
 from tests.mortal_engines import MortalEngine, mortal_engines, small_model
-from tracing.record import AttemptRole, Outcome, RequestRecord
+from tracing.record import AttemptRole, HitSource, Outcome, RequestRecord
 
 pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
 
@@ -172,6 +172,10 @@ async def check(client: Client, alone: list[Stream], streams: list[Stream], vict
             assert (first.instance, first.role, second.role) == (victim, AttemptRole.ANSWER, AttemptRole.CONTINUATION)
             assert first.error is not None
             assert second.delivered_pieces > 0
+            assert record.decision is not None
+            assert record.decision.instance == victim
+            expected = record.decision.predicted_hit_tokens  # not what the second engine had of what it was given
+            assert (record.usage.hit_tokens, record.usage.hit_source) == (expected, HitSource.INFERRED)
     assert went_on >= 3, [(stream.instance, stream.said()) for stream in streams]
     assert client.at_rest()
 

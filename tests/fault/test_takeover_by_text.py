@@ -16,8 +16,8 @@ import pytest_asyncio
 from engine_adapter.embedded.weights import ensure_default_model
 from engine_adapter.prompt import PromptEncoder
 from tests.gateways import Client, gateway_for
-from tests.scripted_engine import DONE, Asked, Script, ScriptedEngine, chunk, event, stream, usage_chunk
-from tracing.record import Outcome, UsageSource
+from tests.scripted_engine import DONE, Asked, Script, ScriptedEngine, chunk, event, stream, usage, usage_chunk
+from tracing.record import HitSource, Outcome, UsageSource
 
 Json = dict[str, Any]
 ROLE = event(chunk({"role": "assistant", "content": ""}))
@@ -110,6 +110,37 @@ async def test_plain_text_goes_on_through_two_deaths(fleet: Fleet, kind: str) ->
     assert record.usage.output_tokens == 3 + 2
     assert record.usage.hit_tokens <= record.usage.prompt_tokens
     assert record.finish_reason == "stop"
+
+
+async def test_hits_are_those_of_the_engine_that_began(fleet: Fleet) -> None:
+    """The engine that goes on has the prompt in its cache since the gateway had it computed twice."""
+    usage_too = {"stream_options": {"include_usage": True}}
+    told = event(chunk({"content": "two"}, usage=usage(18, 2, 4)))  # counts in every chunk, which some engines send
+    chunks = await fleet.chat([dies(*words("one "), told), Script(events=stream([" three"], 20, 18))], **usage_too)
+    shown = next(c["usage"] for c in reversed(chunks) if c.get("usage"))
+    assert shown["prompt_tokens_details"]["cached_tokens"] == 4
+    (record,) = await fleet.client.records(1)
+    assert record.usage.source is UsageSource.ENGINE
+    assert (record.usage.hit_tokens, record.usage.hit_source) == (4, HitSource.TOTAL)
+    assert (record.usage.prompt_tokens, record.usage.output_tokens) == (18, 3)
+
+
+async def test_hits_that_no_engine_told_are_unknown(fleet: Fleet) -> None:
+    scripts = [dies(*words("one ", "two")), Script(events=stream([" three"], 20, 18))]
+    await fleet.chat(scripts)
+    (record,) = await fleet.client.records(1)
+    assert (record.usage.hit_tokens, record.usage.hit_source) == (0, HitSource.UNKNOWN)
+    assert record.usage.prompt_tokens + record.usage.output_tokens == 21
+    assert record.decision is not None
+    assert record.decision.instance == record.attempts[0].instance
+
+
+async def test_counts_of_an_engine_that_died_are_not_those_of_the_whole(fleet: Fleet) -> None:
+    told = event(chunk({"content": "one "}, usage=usage(18, 1, 4)))
+    await fleet.chat([dies(told), dies(*words("two ")), dies(*words("three"))])
+    (record,) = await fleet.client.records(1)
+    assert record.outcome is Outcome.TRUNCATED
+    assert record.usage.source is not UsageSource.ENGINE
 
 
 async def test_completions_go_on_behind_their_prompt(fleet: Fleet) -> None:

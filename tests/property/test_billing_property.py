@@ -24,8 +24,8 @@ from billing.usage import (
     openai_usage,
     recovered_usage,
     responses_usage,
+    with_hits_of,
     with_inferred_tiers,
-    with_prefill_hits,
 )
 from billing.verify import verify_rows
 from tests.samples.billed import MODEL, altered, billed
@@ -175,7 +175,7 @@ def test_no_usage_object_raises_or_breaks_the_classes(one: dict[str, object], ot
         llamacpp_usage(one, other),
         ollama_usage(one),
     ]
-    readings.append(with_prefill_hits(readings[0], readings[2]))
+    readings.append(with_hits_of(readings[0], readings[2]))
     for usage, problems in readings:
         check_disjoint(usage)
         assert usage.source in (UsageSource.ENGINE, UsageSource.MISSING)

@@ -20,7 +20,7 @@ from billing.usage import (
     openai_usage,
     responses_usage,
     sglang_generate_usage,
-    with_prefill_hits,
+    with_hits_of,
 )
 
 Counts = Mapping[str, int]
@@ -96,7 +96,7 @@ def _separated(c: Counts) -> UsageReading:
     prompt = c["fresh"] + c["hit"]
     decode = openai_usage(_chat(c, c["hit"]) | {"prompt_tokens_details": {"cached_tokens": max(prompt - 1, 0)}})
     prefill = {"prompt_tokens": prompt, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": c["hit"]}}
-    return with_prefill_hits(decode, openai_usage(prefill))
+    return with_hits_of(decode, openai_usage(prefill))
 
 
 def _deepseek(c: Counts) -> UsageReading:

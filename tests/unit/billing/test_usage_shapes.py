@@ -16,8 +16,8 @@ from billing.usage import (
     recovered_usage,
     responses_usage,
     sglang_generate_usage,
+    with_hits_of,
     with_inferred_tiers,
-    with_prefill_hits,
 )
 from tracing.record import HitSource, Usage, UsageSource
 
@@ -346,9 +346,9 @@ class TestWithoutAWord:
 
     def test_separated_prefill_and_decode_bill_what_the_prefill_node_found(self) -> None:
         decode = openai_usage(chat(4609, 4608, 30))
-        joined = with_prefill_hits(decode, openai_usage(chat(4609, 3072, 1)))
+        joined = with_hits_of(decode, openai_usage(chat(4609, 3072, 1)))
         assert (joined.usage.hit_tokens, joined.usage.fresh_tokens, joined.usage.output_tokens) == (3072, 1537, 30)
         assert joined.usage.hit_source is HitSource.TOTAL
-        cold = with_prefill_hits(decode, openai_usage(chat(4609, 0, 1)))
+        cold = with_hits_of(decode, openai_usage(chat(4609, 0, 1)))
         assert cold.usage.hit_tokens == 0
-        assert with_prefill_hits(decode, openai_usage(None)).usage.source is UsageSource.MISSING
+        assert with_hits_of(decode, openai_usage(None)).usage.source is UsageSource.MISSING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from engine_adapter.openai_compatible import OpenAICompatible
 from engine_adapter.sglang import Sglang
 from gateway.protocols.sse import data_of
-from gateway.splice import Journal, Seam, SeamStops, Splice, whole_usage
+from gateway.splice import Journal, Seam, SeamStops, Splice, whole_usage, with_hits
 from tests.scripted_engine import DONE, chunk, event, stream, usage, usage_chunk
+from tracing.record import HitSource, Usage, UsageSource
 
 Json = dict[str, Any]
 HEAD = {"id": "first", "created": 17, "model": "m"}
@@ -59,6 +61,28 @@ def test_an_engine_that_restores_all_by_itself_counts_for_itself() -> None:
     )
     assert chunks[0]["usage"] == usage(10, 6)
     assert chunks[0]["sglext"] == {"x": 1}
+
+
+def test_hits_are_those_of_the_engine_that_began() -> None:
+    detail = {"sglext": {"cached_tokens_details": {"device": 18, "host": 0}, "output_ids": [[1]]}}
+    ended = [event(usage_chunk(18, 6, 18, **detail)), DONE]
+    cold = Usage(fresh_tokens=18, source=UsageSource.RECOVERED, hit_source=HitSource.INFERRED)
+    warm = replace(cold, fresh_tokens=6, hit_host_tokens=8, hit_disk_tokens=4)
+    for hits, told in ((cold, 0), (warm, 12)):
+        splice = Splice(HEAD, Sglang(), None, shows_private=True, hits=hits)
+        (shown, _) = through(splice, ended)
+        assert shown["usage"] == usage(18, 6, told)
+        tiers = shown["sglext"]["cached_tokens_details"]
+        assert (tiers["host"], tiers["disk"], shown["sglext"]["output_ids"]) == (told and 8, told and 4, [[1]])
+        own = splice.own_hits()
+        assert own is not None
+        assert own.hit_device_tokens == 18  # what is learned of the engine that went on
+
+
+def test_hits_that_nobody_knows_are_not_told() -> None:
+    bought = {"prompt_cache_hit_tokens": 18, "prompt_cache_miss_tokens": 0, "cached_tokens": 18}
+    shown = with_hits({**usage(18, 6, 18), **bought}, Usage(fresh_tokens=18, hit_source=HitSource.UNKNOWN))
+    assert shown == {"prompt_tokens": 18, "completion_tokens": 6, "total_tokens": 24, "prompt_tokens_details": None}
 
 
 def test_text_that_was_held_back_and_comes_again_is_not_told_twice() -> None:
