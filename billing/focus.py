@@ -27,6 +27,7 @@ from billing.rates import RATE_PER_NANO, NoPrice, RateCard
 from billing.reports import format_money
 from billing.rollup import HOUR_NS
 from billing.row import LedgerRow
+from billing.tables import spreadsheet_text
 from tracing.record import Charge, ChargeBasis, ChargeLine
 
 #: What each token class is called on the meter of a bill.
@@ -94,6 +95,10 @@ class _Key:
     rule: str
     is_correction: bool
     run: str
+
+
+#: Of a key what others than this program chose, clients among them.
+_NAMES = ("tenant", "team", "model", "instance", "region", "rule", "run")
 
 
 @dataclass(slots=True)
@@ -262,7 +267,9 @@ def _line(key: _Key, sums: _Sum, currency: str, options: FocusOptions) -> dict[s
     price, list_price = _price(sums.unit_price), _price(sums.list_unit_price)
     meter, region = METERS[key.token_class], key.region or options.region
     start, end = _month(key.month)
+    details = {"x_TokenClass": key.token_class, "x_PriceRule": key.rule}
     tags = {"team": key.team, "agent": key.agent, "key": key.key_id, "tenant": key.tenant, "service_tier": key.tier}
+    key = replace(key, **{name: spreadsheet_text(getattr(key, name)) for name in _NAMES})
     line = dict.fromkeys(_EMPTY, "") | {
         "BilledCost": billed,
         "BillingAccountId": key.tenant,
@@ -304,7 +311,7 @@ def _line(key: _Key, sums: _Sum, currency: str, options: FocusOptions) -> dict[s
         "ServiceSubcategory": "Generative AI",
         "SkuId": key.model,
         "SkuMeter": meter,
-        "SkuPriceDetails": json.dumps({"x_TokenClass": key.token_class, "x_PriceRule": key.rule}),
+        "SkuPriceDetails": json.dumps(details),
         "SkuPriceId": f"{key.price_version}/{key.rule}/{key.model}/{key.token_class}",
         "SubAccountId": key.team,
         "SubAccountName": key.team,

@@ -18,7 +18,7 @@ from operator import add, attrgetter
 from billing.errors import ReportError
 from billing.meter import NANO_PER_UNIT
 from billing.row import LedgerRow
-from billing.tables import aligned, printable
+from billing.tables import aligned, printable, spreadsheet_text
 from tracing.record import HitSource
 
 _NONE = "-"
@@ -261,11 +261,6 @@ def render_csv(report: Report) -> str:
         key = [spreadsheet_text(value) for value in group.key]
         writer.writerow([*key, group.currency, *(getattr(group.sums, name) for name in SUM_NAMES), *money])
     return out.getvalue()
-
-
-def spreadsheet_text(value: str) -> str:
-    """Keep a spreadsheet from running a name that a client chose as a formula."""
-    return f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) and value != _NONE else value
 
 
 def render_table(report: Report) -> str:

@@ -24,9 +24,9 @@ from dataclasses import asdict, dataclass
 from billing.credits import ALLOWANCE, LOST_HITS, is_credit
 from billing.errors import ReportError
 from billing.focus import FocusExport
-from billing.reports import format_money, spreadsheet_text
+from billing.reports import format_money
 from billing.row import LedgerRow
-from billing.tables import aligned, printable
+from billing.tables import aligned, printable, spreadsheet_text
 
 #: Units that a statement can be for, and where a FOCUS key has them.
 STATEMENT_UNITS = {"tenant": "tenant", "team": "team", "key": "key_id", "agent": "agent", "model": "model"}

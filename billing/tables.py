@@ -1,8 +1,12 @@
-"""Aligned text for terminals. Pure."""
+"""Aligned text for terminals, and names that clients chose in files that others open. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
+
+_FORMULAS: Final = tuple("=+-@＝＋－＠")
+_NOTHING: Final = "-"
 
 
 def aligned(lines: Sequence[Sequence[str]], left_columns: int) -> str:
@@ -22,3 +26,9 @@ def aligned(lines: Sequence[Sequence[str]], left_columns: int) -> str:
 def printable(value: str) -> str:
     """Keep a name that a client chose from steering the terminal."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in value)
+
+
+def spreadsheet_text(value: str) -> str:
+    """Keep a name that a client chose from steering who opens the file: no control character, and no formula."""
+    text = value if value.isprintable() else printable(value)
+    return f"'{text}" if text != _NOTHING and text.lstrip(" \ufffd").startswith(_FORMULAS) else text

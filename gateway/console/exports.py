@@ -8,9 +8,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from billing.tables import spreadsheet_text
+
 Rows = Sequence[Mapping[str, object]]
 CONTENT_TYPES: Final = {"csv": "text/csv", "json": "application/json"}
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
 def export(rows: Rows, form: str) -> str:
@@ -29,7 +30,7 @@ def _csv(rows: Rows) -> str:
 
 
 def _cell(value: object) -> object:
-    """Lists as words; text that a spreadsheet would take for a formula is made plain text."""
+    """Lists as words; text as it cannot steer a spreadsheet."""
     if isinstance(value, list | tuple):
         value = " ".join(map(str, value))
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    return spreadsheet_text(value) if isinstance(value, str) else value

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -79,6 +81,14 @@ def test_detail_has_runs_and_the_same_money(ledger: tuple[list[LedgerRow], dict[
     lines = list(detailed.lines())
     assert focus_faults(lines, sum(row.amount_nano or 0 for row in ledger[0]), "USD") == []
     assert {"run-0", "run-1"} <= {line["x_RunId"] for line in lines}
+
+
+def test_names_that_clients_chose_run_nothing(ledger: tuple[list[LedgerRow], dict[str, PriceBook]]) -> None:
+    rows, books = ledger
+    named = [replace(row, team="=cmd()", run_id="@\x1b[31m") for row in rows if row.amount_nano is not None]
+    for line in export(named, books, "USD", FocusOptions(detail=True)).lines():
+        assert (line["SubAccountId"], line["x_RunId"]) == ("'=cmd()", "'@\ufffd[31m")
+        assert json.loads(line["Tags"])["team"] == "=cmd()"  # no cell that anybody takes for a formula
 
 
 def test_one_currency_a_dataset() -> None:

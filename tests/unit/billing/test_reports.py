@@ -12,7 +12,8 @@ from billing.errors import ReportError
 from billing.prices import PriceBook
 from billing.report_html import render_html
 from billing.reports import DIMENSIONS, build_report, format_money, render_csv, render_json, render_table
-from billing.row import LedgerRow, row_of
+from billing.row import UNKNOWN_MODEL, LedgerRow, row_of
+from billing.tables import spreadsheet_text
 from tests.samples.billed import altered, billed, many, unpriced
 from tracing.record import Usage, UsageSource
 
@@ -97,7 +98,23 @@ def test_names_that_clients_chose_run_nothing() -> None:
     record = altered(billed(1, PriceBook.default()), model="=cmd()|'x'", labels={"agent": "\x1b[31mred"})
     report = build_report([row_of(record)], ("model", "agent"))
     assert "'=cmd()" in render_csv(report)
-    assert "\x1b" not in render_table(report)
+    assert "\x1b" not in render_table(report) + render_csv(report)
+
+
+@pytest.mark.parametrize("name", ["=1", "+1", "-1", "@x", "\t=1", "\r\n=1", " =1", "\x00=1", "＝1"])
+def test_no_name_is_a_formula(name: str) -> None:
+    text = spreadsheet_text(name)
+    assert text.startswith("'")
+    assert text.isprintable()
+
+
+def test_models_that_nobody_serves_are_one_row() -> None:
+    """A client may think of a new name for each request; the trace has them."""
+    record = billed(1, PriceBook.default())
+    refused = [altered(record, model=name, served_model="") for name in ("a\x1b", "b", "c")]
+    nameless = altered(record, model="", served_model="")
+    report = build_report([row_of(each) for each in (record, *refused, nameless)], ("model",))
+    assert {group.key[0]: group.sums.requests for group in report.groups} == {record.model: 1, UNKNOWN_MODEL: 3, "": 1}
 
 
 def test_an_empty_ledger_gives_an_empty_report() -> None:
