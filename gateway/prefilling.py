@@ -136,7 +136,7 @@ class Prefiller:
             self._fleet.connect_failed(instance, failed)
             raise
         except Refused:
-            draft.failed_at = instance.id
+            draft.failed_at, draft.is_native = instance.id, is_native
             raise
         except Lost as lost:
             error, draft.failed_at = error if error != "cut" else lost.error.code, instance.id

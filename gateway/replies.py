@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from gateway.answer_headers import AnswerHeaders
 from gateway.draft import Draft
 from gateway.errors import EngineGaveUp, GatewayError, UpstreamUnusable
+from gateway.protocols.own_names import engine_error, named_by
 from gateway.relay import RelayOptions, Reply, StreamWriter
 from tracing.record import Outcome
 
@@ -43,7 +44,7 @@ class Replies:
             return
         outcome = Outcome.UPSTREAM_REFUSED if refused.status < 500 else Outcome.UPSTREAM_FAILED
         draft.end(outcome, refused.status, f"engine_{refused.status}")
-        body = draft.protocol.engine_error_body(refused.status, refused.body, draft.request_id)
+        body = self._engines_words(refused.status, refused.body, draft)
         if reply.is_started:
             await self._end_stream(body, draft, reply)
             return
@@ -53,7 +54,7 @@ class Replies:
 
     async def show_error(self, error: GatewayError, draft: Draft, reply: Reply) -> None:
         """Give the client an error of ours."""
-        body = draft.protocol.error_body(error, draft.request_id)
+        body = draft.protocol.error_body(named_by(error, draft.protocol.chat_names), draft.request_id)
         if reply.is_started:
             await self._end_stream(body, draft, reply)
             return
@@ -68,10 +69,16 @@ class Replies:
         if draft.reader is not None and draft.reader.has_ended():
             return  # the engine's own last event went through, and was an error
         if isinstance(error, EngineGaveUp):
-            body = draft.protocol.engine_error_body(error.status, error.engine_body, draft.request_id)
+            body = self._engines_words(error.status, error.engine_body, draft)
         else:
             body = draft.protocol.error_body(error, draft.request_id)
         await self._end_stream(body, draft, reply)
+
+    def _engines_words(self, status: int, body: bytes, draft: Draft) -> bytes:
+        """Return an engine's error as the client expects it, about what the client sent."""
+        names = draft.protocol.chat_names
+        told = body if draft.is_native or not names else engine_error(status, body, names)
+        return draft.protocol.engine_error_body(status, told, draft.request_id)
 
     async def _end_stream(self, error_body: bytes, draft: Draft, reply: Reply) -> None:
         failure = draft.reader.failure if draft.reader is not None else draft.protocol.failed_stream

@@ -142,6 +142,11 @@ class EndpointProtocol(Protocol):
     def forwarded(self) -> tuple[str, ...]:
         """Headers that belong to the protocol: engines that speak it get them as the client sent them."""
 
+    @property
+    def chat_names(self) -> Mapping[str, str]:
+        """What it calls a chat completion's members, where that is another name: so that errors about a request that
+        was translated name what the client sent."""
+
     async def past(self, form: Form, tenant: str) -> object:
         """Return what the gateway keeps that the request refers to, ``None`` for nothing. Raises ``BadRequest``."""
 

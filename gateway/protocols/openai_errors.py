@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gateway.errors import GatewayError, UpstreamUnusable
 from gateway.protocols.decode import json_object
@@ -58,13 +59,14 @@ def engine_error_body(status: int, body: bytes) -> bytes:
     words = engine_words(status, body)
     if words.envelope is not None and isinstance(words.envelope.get("error"), dict) and "type" not in words.envelope:
         return body
-    return _body(words.message, words.kind or _kind(status), words.param, words.code)
+    return _body(words.message, words.kind or error_kind(status), words.param, words.code)
 
 
 class OpenAIShape:
     """What the endpoints of OpenAI's API have in common (a part of ``EndpointProtocol``)."""
 
     __slots__ = ()
+    chat_names: ClassVar[Mapping[str, str]] = {}
 
     def error_body(self, error: GatewayError, request_id: str | None = None) -> bytes:
         """Return the error as OpenAI's clients expect it."""
@@ -89,7 +91,8 @@ def _body(message: str, kind: str, param: object, code: object) -> bytes:
     return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}}).encode()
 
 
-def _kind(status: int) -> str:
+def error_kind(status: int) -> str:
+    """Return OpenAI's name for a class of errors."""
     return "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "upstream_error"
 
 

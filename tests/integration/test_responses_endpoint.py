@@ -341,6 +341,18 @@ async def test_what_cannot_be_translated_is_refused_by_name(
     assert engine.asked == []
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_engines_refusal_names_what_the_client_sent(
+    gateway: Client, engine: ScriptedEngine, streams: bool
+) -> None:
+    refusal = {"message": "messages[0].content[0]: a part of type 'file'", "param": "messages", "code": "bad_part"}
+    engine.script = Script(status=400, body={"error": refusal})
+    ask, headers = {"model": "m", "input": "hi", "stream": streams}, {"authorization": "Bearer sk-a"}
+    async with gateway.session.post(f"{gateway.url}/v1/responses", json=ask, headers=headers) as response:
+        error = (await response.json())["error"]
+    assert (error["message"], error["param"]) == ("input: a part of type 'file'", "input")
+
+
 def _native(response: Json, text: str) -> list[bytes]:
     begun = {**response, "status": "in_progress", "output": [], "usage": None}
     events: list[Json] = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from engine_adapter.base import EngineAdapter
 from gateway.errors import BadRequest, GatewayError
@@ -16,11 +17,21 @@ from gateway.protocols.base import Answering, AnswerReader, Ask, Sent, ask_of_di
 from gateway.protocols.form import Form
 from gateway.protocols.translated import TranslatedReader
 
+_CHAT_NAMES = {
+    "messages": "messages",
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "user": "metadata.user_id",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Messages:
     """The Messages endpoint."""
 
+    chat_names: ClassVar[Mapping[str, str]] = _CHAT_NAMES
     endpoint: str = "messages"
     path: str = "/v1/messages"
     forwarded: tuple[str, ...] = ("anthropic-version", "anthropic-beta")

@@ -24,6 +24,15 @@ from gateway.protocols.translated import TranslatedReader
 
 Json = dict[str, object]
 
+_CHAT_NAMES: Mapping[str, str] = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Past:
@@ -53,6 +62,7 @@ class Responses(OpenAIShape):
     path = "/v1/responses"
     forwarded = ("openai-beta",)
     grows: str | None = "input"
+    chat_names = _CHAT_NAMES
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
