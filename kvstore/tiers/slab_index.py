@@ -18,6 +18,7 @@ import lmdb
 from kvstore.codec import IndexRecord, seal, unseal
 from kvstore.errors import MediumError, RecordError
 from kvstore.page import KEY_BYTES, PageKey
+from kvstore.tiers.index_proof import is_readable
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +112,8 @@ class SlabIndex:
 
 def _open(path: Path, map_bytes: int) -> lmdb.Environment:
     # One process holds the slab's lock file, so LMDB's own lock table is not needed.
+    if (path / "data.mdb").exists() and not is_readable(path, map_bytes):
+        raise lmdb.CorruptedError("pages of it are damaged")
     env = lmdb.open(str(path), map_size=map_bytes, sync=False, metasync=False, lock=False, mode=0o600)
     content, size = _content_bytes(env), (path / "data.mdb").stat().st_size
     if content > size:
