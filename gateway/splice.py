@@ -16,6 +16,7 @@ from billing.usage import openai_usage
 from engine_adapter.base import Begun, EngineAdapter, UsageParts
 from gateway.protocols.decode import json_object
 from gateway.protocols.openai import DONE, DONE_EVENT
+from gateway.protocols.seen import finish_reason_of
 from gateway.protocols.sse import data_of, event_of
 from tracing.record import HitSource, Usage, UsageSource
 
@@ -144,7 +145,7 @@ class Splice:
 
     def _choice(self, choice: Json) -> Json | None:
         """Return the choice as the client's stream has it, ``None`` where nothing is left of it."""
-        is_last = choice.get("finish_reason") is not None
+        is_last = finish_reason_of(choice) is not None
         part = choice.get("delta")
         if isinstance(part, dict):
             delta = {name: value for name, value in part.items() if name != "role" and value not in (None, "", [])}

@@ -25,6 +25,12 @@ def begins_another(call_id: str, name: str, piece: Mapping[str, object]) -> bool
     return is_new and isinstance(function, dict) and bool(function.get("name"))
 
 
+def finish_reason_of(choice: Mapping[str, object]) -> str | None:
+    """Return how a choice ended, if it has. An empty reason is none: some engines send that with every chunk."""
+    reason = choice.get("finish_reason")
+    return reason if isinstance(reason, str) and reason else None
+
+
 @dataclass(slots=True)
 class _Call:
     """A tool call as its pieces came."""
@@ -94,10 +100,10 @@ class Seen:
             self.output_ids = parts.output_ids or self.output_ids
 
     def finish(self, choice: Mapping[str, object]) -> None:
-        """Add how a choice ended, if it has. An empty reason is none: some engines send that with every chunk."""
+        """Add how a choice ended, if it has."""
         index = choice.get("index")
         number = index if isinstance(index, int) else 0
-        if not isinstance(reason := choice.get("finish_reason"), str) or not reason:
+        if (reason := finish_reason_of(choice)) is None:
             self._ended.setdefault(number, False)
         else:
             self.finish_reason, self._ended[number] = reason, True

@@ -17,7 +17,7 @@ from gateway.errors import UpstreamUnusable
 from gateway.protocols.answer import AnswerBlocks, AnswerEvent, Block
 from gateway.protocols.decode import json_object
 from gateway.protocols.openai_errors import GAVE_UP, GAVE_UP_BODY, GAVE_UP_REASONS, error_class
-from gateway.protocols.seen import Seen
+from gateway.protocols.seen import Seen, finish_reason_of
 from gateway.protocols.sse import data_of
 from tracing.record import Usage
 
@@ -151,7 +151,7 @@ class TranslatedReader:
 def _gave_up(answer: Json) -> bool:
     """Tell whether the engine ended the answer for a reason of its own, which no protocol has a stop reason for."""
     first = _first_choice(answer)
-    return first is not None and first.get("finish_reason") in GAVE_UP_REASONS
+    return first is not None and finish_reason_of(first) in GAVE_UP_REASONS
 
 
 def _first_choice(answer: Json) -> Json | None:

@@ -119,7 +119,7 @@ class NativeMessageReader:
         self.seen.usage = {**(self.seen.usage or {}), **{name: n for name, n in told.items() if n is not None}} or None
 
     def _stop(self, told: Json) -> None:
-        if isinstance(reason := told.get("stop_reason"), str):
+        if isinstance(reason := told.get("stop_reason"), str) and reason:
             self.seen.finish_reason = _REASONS.get(reason, reason)
 
     def _renamed_start(self, event: bytes, data: bytes, message: Json) -> bytes:

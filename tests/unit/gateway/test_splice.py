@@ -63,6 +63,15 @@ def test_an_engine_that_restores_all_by_itself_counts_for_itself() -> None:
     assert chunks[0]["sglext"] == {"x": 1}
 
 
+def test_an_empty_finish_reason_is_no_end() -> None:
+    """Some engines send one with every chunk: a stop text that is held back must not be shown for it."""
+    pieces = [event(chunk({"content": text}, finish="")) for text in ("", "O", "P", " more")]
+    chunks = spliced(Seam(text="say ST", stops=["STOP"]), [*pieces, event(chunk({}, finish="stop")), DONE])
+    assert said(chunks) == ("", "", ["stop"])
+    assert chunks[-1] == {}
+    assert len(chunks) == 2
+
+
 def test_hits_are_those_of_the_engine_that_began() -> None:
     detail = {"sglext": {"cached_tokens_details": {"device": 18, "host": 0}, "output_ids": [[1]]}}
     ended = [event(usage_chunk(18, 6, 18, **detail)), DONE]

@@ -53,6 +53,23 @@ def test_an_empty_finish_reason_finishes_nothing() -> None:
     assert not reader.seen.is_answered
 
 
+@pytest.mark.parametrize("finish", ["", {}, ["abort"]])
+def test_an_odd_finish_reason_finishes_no_translated_answer(finish: object) -> None:
+    ask = MESSAGES.read(
+        scan_body(b'{"model":"m","max_tokens":9,"stream":true,"messages":[{"role":"user","content":"x"}]}')
+    )
+    reader = MESSAGES.reader(ask, OpenAICompatible(), Answering("r"), is_native=False)
+    reader.event(event(chunk({"content": "x"}, finish=finish)))  # type: ignore[arg-type]
+    assert not reader.seen.is_answered
+    assert reader.seen.error is None
+
+
+def test_an_empty_stop_reason_of_a_message_is_none() -> None:
+    reader = NativeMessageReader()
+    reader.event(event_of(b'{"type":"message_delta","delta":{"stop_reason":""}}'))
+    assert reader.seen.finish_reason is None
+
+
 def test_what_comes_behind_a_choices_end_does_not_undo_it() -> None:
     reader = _reader()
     reader.event(event(chunk({"content": "x"}, finish="stop")))
