@@ -261,6 +261,10 @@ class PromptEncoder:
         """Return the ids of a raw prompt as the model's tokenizer makes them: control tokens in it count as such."""
         return self._text_prefix + self._segments.encode(text) + self._text_suffix
 
+    def count(self, text: str) -> int:
+        """Return how many tokens a text has by itself. Raises ``PromptError`` for half of a surrogate pair."""
+        return len(self._segments.encode(text))
+
     def _decode(self, ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         return text

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from billing.budgets import Ticket
-from billing.usage import with_inferred_tiers
+from billing.usage import recovered_usage, with_inferred_tiers
 from gateway.errors import GatewayError
 from gateway.identity import ANONYMOUS, Caller
 from gateway.limits.limiter import Passage
@@ -94,6 +94,7 @@ class Draft:
     settled: Settled | None = None  # once it is known before the request is closed
     watch: Watch | None = None  # wants to know what the last instance reports of the prompt
     prefilled: Usage | None = None  # what an engine counted of the prompt that it computed for another one
+    text_tokens: int = 0  # of the answer's text, where no engine counted them
     begun_hits: Usage | None = None  # where another engine goes on: the prompt's hits at the one that began
     own_hits: Usage | None = None  # … and what the one that goes on had of what it was given
     outcome: Outcome | None = None
@@ -214,27 +215,20 @@ class Draft:
         """Return what can be said without the engine's own count.
 
         Nothing, where no engine worked; *missing*, where one may have and nothing was seen of it; else the prompt as we
-        counted it, its hits as the index knew them, and one output token for each event that brought output.
+        counted it, its hits as the index knew them, and as many output tokens as its text has (an event may bring
+        several), at least one for each event that brought output.
         """
         if not (self.engine_may_work or self.has_lost):
             return Usage(source=UsageSource.NONE)
         pieces = self.reader.seen.pieces if self.reader is not None else 0
         if self.prompt_tokens is None or not pieces:
             return Usage(source=UsageSource.MISSING)
-        return self._expected_usage(pieces)
+        return self._expected_usage(max(pieces, self.text_tokens))
 
     def _expected_usage(self, output_tokens: int) -> Usage:
-        device, host, disk, pool = self.predicted_hits()
-        return Usage(
-            fresh_tokens=max((self.prompt_tokens or 0) - device - host - disk - pool, 0),
-            hit_device_tokens=device,
-            hit_host_tokens=host,
-            hit_disk_tokens=disk,
-            hit_pool_tokens=pool,
-            output_tokens=output_tokens,
-            hit_source=HitSource.INFERRED if self.decision is not None and self.decision.exact else HitSource.UNKNOWN,
-            source=UsageSource.RECOVERED,
-        )
+        is_known = self.decision is not None and self.decision.exact
+        predicted = self.predicted_hits() if is_known else None
+        return recovered_usage(self.prompt_tokens or 0, output_tokens, predicted).usage
 
     def predicted_hits(self) -> tuple[int, int, int, int]:
         """Return the hits (by tier) that the index knew of at the chosen instance; none where it did not know all."""

@@ -260,6 +260,9 @@ class Pipeline:
             self._linker.unanswered(draft.link, draft.request_id, key_id=draft.identity.key_id)
         if draft.unrepaired is not None and draft.decision is not None:
             draft.unrepaired_hits = self._unrepaired.hits(draft.decision.instance, None, draft.unrepaired)
+        reader, model = draft.reader, draft.served_model or draft.model
+        if reader is not None and reader.seen.pieces and reader.usage() is None:
+            draft.text_tokens = self._prompts.tokens_of(model, reader.seen.said())
         record = self._recorder.close(draft)
         if draft.watch is not None:
             draft.watch.answered(_watched(draft, record.usage))

@@ -18,7 +18,7 @@ import msgspec
 
 from engine_adapter.answers import AnswerMemo
 from engine_adapter.conversations import Anchors
-from engine_adapter.prompt import PromptEncoder, TemplateError
+from engine_adapter.prompt import PromptEncoder, PromptError, TemplateError
 from gateway.agreement import Agreement, AgreementState
 from gateway.prompt_job import Prompt, PromptJob, Quotations
 from gateway.prompt_rules import PromptRules
@@ -167,6 +167,17 @@ class PromptBook:
         answer = prompt.answerable.answer(message, output_ids)
         if answer is not None:
             self._answers.remember(prompt.answerable.name, answer)
+
+    def tokens_of(self, model: str, text: str) -> int:
+        """Return how many tokens a text has in the model's eyes, 0 where that is not known; a long one's in proportion
+        to its beginning's: it is counted at once."""
+        encoder, beginning = self._encoders.get(model), text[:INLINE_BYTES]
+        if encoder is None or not beginning:
+            return 0
+        try:
+            return encoder.count(beginning) * len(text) // len(beginning)
+        except PromptError:
+            return 0
 
     async def run(self, model: str, work: Callable[[PromptEncoder], _Made]) -> _Made | None:
         """Do something with the model's encoder, in a thread; ``None`` where there is none."""

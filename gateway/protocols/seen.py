@@ -125,6 +125,11 @@ class Seen:
         """The reasoning so far."""
         return "".join(self._reasoning)
 
+    def said(self) -> str:
+        """Return all that was generated so far, as far as it is remembered: reasoning, text, calls."""
+        calls = [word for call in self._calls.values() for word in (call.name, *call.arguments)]
+        return "".join([*self._reasoning, *self._text, *calls])
+
     @property
     def has_calls(self) -> bool:
         """Whether a tool call has begun."""

@@ -14,7 +14,7 @@ from engine_adapter.embedded.weights import ensure_default_model
 from engine_adapter.prompt import PromptEncoder
 from tests.gateways import Client, gateway_for
 from tests.scripted_engine import DONE, Asked, Script, ScriptedEngine, answer, chunk, event, usage, usage_chunk
-from tracing.record import Outcome
+from tracing.record import Outcome, UsageSource
 
 pytestmark = pytest.mark.model
 
@@ -201,3 +201,19 @@ async def test_counts_that_mean_nothing_are_not_compared(
         text = await asyncio.to_thread(client.gateway.metrics.render)
         assert (b'keepwarm_prompt_count_checks_total{result="disagrees"} 20.0' in text) is is_compared
         assert (b"prompt_count_checks_total{" in text) is is_compared
+
+
+@pytest.mark.parametrize("words", [1, 40])
+async def test_of_an_answer_that_was_cut_short_its_texts_tokens_are_billed(
+    engine: Engine, client: Client, encoder: PromptEncoder, words: int
+) -> None:
+    """Events may bring several tokens: engines that guess ahead, or gather what they send, do that."""
+    pieces = [" ".join(f"word{n}" for n in range(words)) + " ", "and more"]
+    events = [event(chunk({"content": piece})) for piece in pieces]
+    engine.script_for = lambda asked: Script(events=events, end="reset")
+    async with client.chat(messages=ASKED, stream=True) as response:
+        await response.read()
+    (record,) = await client.records(1)
+    assert record.usage.source is UsageSource.RECOVERED
+    assert record.usage.output_tokens == max(len(pieces), len(encoder.tokenizer.encode("".join(pieces)).ids))
+    assert record.usage.prompt_tokens == len(encoder.encode_chat(ASKED))
