@@ -18,6 +18,7 @@ from gateway.fleet import Fleet, Instance
 from gateway.prefilling import Handed, Prefiller
 from gateway.prompts import PromptBook
 from gateway.protocols.base import Ask
+from gateway.protocols.decode import whole_pairs
 from gateway.relay import RelayOptions, Reply, StreamWriter, Through, relay
 from gateway.replies import MAY_GO_ELSEWHERE, Refused, Replies
 from gateway.takeover import Plan
@@ -148,7 +149,7 @@ class Attempter:
     async def _whole(
         self, response: UpstreamResponse, limits: RelayOptions, draft: Draft, reply: Reply, handed: Handed | None
     ) -> None:
-        body = await self._asker.read(response, limits, self._asker.options.answer_cap_bytes, draft)
+        body = whole_pairs(await self._asker.read(response, limits, self._asker.options.answer_cap_bytes, draft))
         draft.end_attempt(200)
         assert draft.reader is not None
         shown = draft.reader.answer(body if handed is None else handed.counts.answer(body))

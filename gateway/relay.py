@@ -21,6 +21,7 @@ from engine_adapter.errors import UpstreamBroken
 from engine_adapter.http import UpstreamResponse
 from gateway.errors import EngineGaveUp, GatewayError, OverTime, UpstreamTimeout, UpstreamUnusable
 from gateway.protocols.base import AnswerReader
+from gateway.protocols.half_pairs import PairJoiner
 from gateway.protocols.sse import HEARTBEAT, EventCutter, EventTooLong, is_whole_event
 
 STREAM_HEADERS = {
@@ -144,13 +145,14 @@ async def relay(
     there any more whom to wait for. Raises ``ClientGone``; does not close ``response``.
     """
     cutter, has_output_come, may_call = EventCutter(options.event_cap_bytes), False, reader.seen.may_call
+    pairs = PairJoiner()
     idle_s = max(options.idle_timeout_s, options.call_timeout_s) if may_call else options.idle_timeout_s
     with _Patience(response, writer, options.total_timeout_s, is_gone) as patience:
         while not reader.has_ended():
             try:
                 limit_s = idle_s if has_output_come else options.first_byte_timeout_s
                 data = await patience.next(limit_s)
-                events: Sequence[bytes] = cutter.feed(data) if data else _last(cutter.rest())
+                events: Sequence[bytes] = pairs.join(cutter.feed(data) if data else _last(cutter.rest()))
             except TimeoutError:
                 if patience.is_over:
                     return OverTime(f"the engine took longer than {options.total_timeout_s:g} s")

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from gateway.protocols.seen import Seen
 from tests.gateways import Client, gateway_for
-from tests.scripted_engine import DONE, Json, Script, ScriptedEngine, answer, stream
+from tests.scripted_engine import DONE, Json, Script, ScriptedEngine, answer, chunk, stream
 from tracing.record import Outcome
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -105,6 +105,28 @@ async def test_a_fault_of_the_gateway_amid_a_stream_ends_it_with_an_error(
     assert b"ZeroDivision" not in data
     assert record.outcome is not Outcome.OK
     await engine.until(lambda: not engine.in_flight)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("path", "more"), [("chat/completions", {}), ("messages", {"max_tokens": 4}), ("responses", {})]
+)
+async def test_a_character_that_an_engine_cut_in_two_is_whole(
+    gateway: Client, engine: ScriptedEngine, path: str, more: Json, streams: bool
+) -> None:
+    pieces = ["a", "\ud83d", "\ude00b", "\ud83d"]
+    whole = json.dumps(answer("".join(pieces))).encode()
+    cut = [b"data: " + json.dumps(chunk({"content": piece})).encode() + b"\n\n" for piece in pieces]
+    engine.script = Script(events=[*cut, *stream([])[1:]]) if streams else Script(body=whole)
+    said = {"input": "hi"} if path == "responses" else {"messages": [{"role": "user", "content": "hi"}]}
+    asked = {"model": "m", "stream": streams, **said, **more}
+    async with gateway.session.post(f"{gateway.url}/v1/{path}", json=asked) as response:
+        assert response.status == 200
+        shown = (await response.read()).decode()
+    lines = [line[6:] for line in shown.splitlines() if line.startswith("data: {")] if streams else [shown]
+    text = json.dumps([json.loads(line) for line in lines], ensure_ascii=False)
+    assert [text.count(each) > 0 for each in ("😀b", "\ufffd")] == [True, True]
+    text.encode()  # there is no half in it
 
 
 @pytest.mark.parametrize("headers", [{}, {"te": "trailers"}], ids=["front", "aiohttp"])
