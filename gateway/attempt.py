@@ -199,6 +199,11 @@ class Attempter:
             is_gone=lambda: instance.is_silent_for(limits.idle_timeout_s),
         )
         draft.end_attempt(200, None if error is None else error.code)
+        if isinstance(error, EngineGaveUp) and plan is None and reader.seen.head is None and not reader.seen.pieces:
+            status = error.engine_status
+            if status in MAY_GO_ELSEWHERE:  # the stream's first word: it took nothing on
+                draft.reader, draft.engine_may_work = None, False
+                raise Refused(status, error.engine_body, {})
         draft.own_hits = plan.splice.own_hits() if plan is not None else None
         if error is not None:
             raise Lost(error, in_stream=True)

@@ -3,7 +3,8 @@
 ===========================================  ==================================================================
 what became of an attempt                    what follows
 ===========================================  ==================================================================
-no connection; the engine refused (429/503)  another instance: nothing ran
+no connection; the engine refused (429/503,  another instance: nothing ran
+as its status or as a stream's first word)
 broken or silent before any output, or 5xx   another instance only where policy lets inference be repeated
 broken or silent behind some output          another instance goes on with the answer, where that can be done
 refused otherwise (4xx)                      the client gets the engine's words

@@ -23,6 +23,7 @@ ROLE = event(chunk({"role": "assistant", "content": ""}))
 FAILURES: dict[str, Script] = {
     "busy": Script(status=429, body={"error": {"message": "later", "type": "rate"}}, headers={"retry-after": "7"}),
     "overloaded": Script(status=503, body={"error": {"message": "later", "type": "rate"}}),
+    "full, in its stream": Script(events=[event({"error": {"message": "the queue is full", "code": 503}})]),
     "failing": Script(status=500, body={"error": {"message": "ouch", "type": "server"}}),
     "resetting": Script(end="reset"),
     "resetting a stream": Script(events=[], end="reset"),
@@ -33,7 +34,7 @@ FAILURES: dict[str, Script] = {
     "giving up behind a word": Script(events=[*stream(["one "])[:2], event({"error": {"message": "ouch"}})]),
     "aborting": Script(events=[*stream(["one "])[:2], event(chunk({}, finish="abort"))]),
 }
-NOTHING_RAN = {"busy", "overloaded"}
+NOTHING_RAN = {"busy", "overloaded", "full, in its stream"}
 
 
 @asynccontextmanager
@@ -102,6 +103,28 @@ async def test_what_may_run_again_is_seen_to_have(tmp_path: Path) -> None:
             assert [attempt.instance for attempt in record.attempts] in (["e0", "e1"], ["e1", "e0"])
             assert record.attempts[0].error is not None
             assert record.usage.prompt_tokens == 10
+
+
+@pytest.mark.parametrize("endpoint", ["chat/completions", "messages", "responses"])
+async def test_who_is_refused_as_a_streams_first_word_is_answered_elsewhere(tmp_path: Path, endpoint: str) -> None:
+    """Engines that begin a stream before they look at their queue can say so in no other way."""
+    async with fleet(tmp_path, 2) as (engines, client):
+        order = [FAILURES["full, in its stream"], Script(events=stream(["well"]))]
+        for engine in engines:
+            engine.script_for = lambda asked: order.pop(0)
+        body: dict[str, Any] = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+        body |= {"max_tokens": 9} if endpoint == "messages" else {}
+        if endpoint == "responses":
+            body["input"] = body.pop("messages")
+        async with client.session.post(f"{client.url}/v1/{endpoint}", json=body) as response:
+            shown = await response.read()
+        assert response.status == 200
+        assert b"well" in shown
+        assert b"queue" not in shown
+        record = await client.record(response.headers["x-keepwarm-request-id"])
+        assert record.outcome is Outcome.OK
+        assert record.attempts[0].error is not None
+        assert client.gateway.fleet.instances["e0"].breaker.state is State.CLOSED
 
 
 async def test_an_instance_can_say_that_what_ran_there_may_run_again(tmp_path: Path) -> None:
