@@ -44,7 +44,7 @@ from gateway.home import claimed
 from gateway.http import Edge, EdgeOptions, make_app
 from gateway.ledger_metrics import LedgerCollector
 from gateway.limits.metrics import LimitCollector
-from gateway.listening import LAST_WORDS_S, listening
+from gateway.listening import LAST_WORDS_S, listening, taken
 from gateway.models import ModelDirectory
 from gateway.otlp_receiver import OtlpReceiver
 from gateway.peers import Peers
@@ -133,6 +133,7 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
         worker = None if among is None else Worker(among)
         if worker is None:  # else the supervisor has it
             stack.enter_context(claimed(settings.home))
+        door = await stack.enter_async_context(taken(assembly.listen_options(settings, among)))
         embedded, pool = settings.embedded, None
         if settings.runs_embedded and embedded.pool_bytes and embedded.pool_url is None:
             pool = await own_pool(embedded.pool_bytes, stack)
@@ -325,7 +326,7 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
                 was_ready = _ever_healthy(fleet.instances[name])
                 tasks.append(group.create_task(process.run(was_ready), name=f"engine {name}"))
             try:
-                async with listening(app, edge, assembly.listen_options(settings, among)) as (url, stop_listening):
+                async with listening(app, edge, door) as (url, stop_listening):
                     yield Gateway(
                         url,
                         flights,

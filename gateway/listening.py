@@ -31,17 +31,73 @@ class ListenOptions:
     tls: TlsOptions | None = None
 
 
+class Door:
+    """The place to listen at, which is taken before anything is begun that costs time, and opened once all is there."""
+
+    def __init__(self, options: ListenOptions) -> None:
+        """Raises ``SettingsError`` for a certificate that is none."""
+        self.options = options
+        self.certificate = None if options.tls is None else Certificate(options.tls)
+        self._server: asyncio.Server | None = None
+        self._connection: Callable[[], asyncio.BaseProtocol] | None = None
+
+    async def take(self) -> None:
+        """Bind; nobody can connect yet. Raises ``SettingsError`` where somebody else listens there."""
+        options = self.options
+        try:
+            self._server = await asyncio.get_running_loop().create_server(
+                self._connected,
+                options.host,
+                options.port,
+                backlog=_BACKLOG,
+                reuse_port=options.is_shared or None,
+                ssl=None if self.certificate is None else self.certificate.context,
+                start_serving=False,
+            )
+        except OSError as error:
+            raise _cannot(options, error) from None
+
+    async def open(self, connection: Callable[[], asyncio.BaseProtocol]) -> str:
+        """Take connections; return the URL. Raises ``SettingsError`` where somebody else listens there by now."""
+        assert self._server is not None
+        self._connection = connection
+        try:
+            await self._server.start_serving()
+        except OSError as error:
+            raise _cannot(self.options, error) from None
+        host = f"[{self.options.host}]" if ":" in self.options.host else self.options.host
+        scheme = "http" if self.certificate is None else "https"
+        return f"{scheme}://{host}:{self._server.sockets[0].getsockname()[1]}"
+
+    def close(self) -> None:
+        """Take no more connections, and leave the place. Idempotent."""
+        if self._server is not None:
+            self._server.close()
+
+    def _connected(self) -> asyncio.BaseProtocol:
+        assert self._connection is not None
+        return self._connection()
+
+
 @asynccontextmanager
-async def listening(
-    app: web.Application, edge: Edge, options: ListenOptions
-) -> AsyncIterator[tuple[str, Callable[[], object]]]:
+async def taken(options: ListenOptions) -> AsyncIterator[Door]:
+    """Hold the place to listen at within the block. Raises ``SettingsError``."""
+    door = Door(options)
+    await door.take()
+    try:
+        yield door
+    finally:
+        door.close()
+
+
+@asynccontextmanager
+async def listening(app: web.Application, edge: Edge, door: Door) -> AsyncIterator[tuple[str, Callable[[], object]]]:
     """Take connections within the block; yields the URL, and what stops taking more. Raises ``SettingsError``."""
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=LAST_WORDS_S)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        certificate = None if options.tls is None else Certificate(options.tls)
         assert runner.server is not None
         connection = partial(
             ShapedRequestHandler,
@@ -51,28 +107,20 @@ async def listening(
             auto_decompress=False,  # it would run on the loop, without a limit; the edge refuses what is compressed
             logger=protocol_log,
         )
-        front = Front(edge.front_handler, connection, body_cap_bytes=options.body_cap_bytes)
+        front = Front(edge.front_handler, connection, body_cap_bytes=door.options.body_cap_bytes)
         stack.push_async_callback(front.close)
-        try:
-            server = await loop.create_server(
-                front,
-                options.host,
-                options.port,
-                backlog=_BACKLOG,
-                reuse_port=options.is_shared or None,
-                ssl=None if certificate is None else certificate.context,
-            )
-        except OSError as error:
-            raise SettingsError(f"cannot listen on {options.host}:{options.port}: {error.strerror}") from None
-        stack.callback(server.close)
+        url = await door.open(front)
+        stack.callback(door.close)
 
         def stop() -> None:
-            server.close()
+            door.close()
             front.leave()
 
-        if certificate is not None:
+        if door.certificate is not None:
             group = await stack.enter_async_context(asyncio.TaskGroup())
-            stack.callback(group.create_task(certificate.run(), name="certificate").cancel)
-        shown = f"[{options.host}]" if ":" in options.host else options.host
-        scheme = "http" if certificate is None else "https"
-        yield f"{scheme}://{shown}:{server.sockets[0].getsockname()[1]}", stop
+            stack.callback(group.create_task(door.certificate.run(), name="certificate").cancel)
+        yield url, stop
+
+
+def _cannot(options: ListenOptions, error: OSError) -> SettingsError:
+    return SettingsError(f"cannot listen on {options.host}:{options.port}: {error.strerror}")

@@ -90,6 +90,20 @@ def test_check_tells_before_the_start_would(
         assert complaint.format_map(known) in capsys.readouterr().err
 
 
+def test_a_port_that_is_taken_is_told_before_anything_is_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that had been started for nothing would have to load before it could be ended."""
+    for of_the_process in ("configure_logging", "collect_rarely"):
+        monkeypatch.setattr(f"gateway.commands.serve.{of_the_process}", lambda *_: None)
+    home = tmp_path / "home"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--home", str(home), "--port", str(port)]) == 1
+        assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
+    assert {path.name for path in home.iterdir()} <= {"lock"}
+
+
 def test_check_of_a_gateway_that_runs_says_so_and_fails_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
