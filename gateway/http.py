@@ -225,7 +225,7 @@ class Edge:
 
     async def _one_model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
-        self._models.resolve(name, self._keys.authenticate(request.headers))
+        self._models.look_up(name, self._keys.authenticate(request.headers))
         return web.json_response(model_card(name, is_anthropic=_is_anthropic(request)))
 
 

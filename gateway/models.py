@@ -65,15 +65,27 @@ class ModelDirectory:
         if model not in self._configured and model not in self._known():
             if not self._knows_all():
                 raise NoInstance(f"not every engine has started: {asked!r} may come", retry_after_s=5)
-            raise NotFound(f"there is no model {asked!r} here", param="model", code="model_not_found")
+            raise _no_model(asked)
         return model
 
+    def look_up(self, asked: str, caller: Caller) -> None:
+        """Raise as ``resolve``, and ``NotFound`` for a model whose instances are all gone. Answers of such a one may be
+        asked for still, since instances come back."""
+        self.resolve(asked, caller)
+        if asked not in self.visible(caller):
+            raise _no_model(asked)
+
     def visible(self, caller: Caller) -> list[str]:
-        """Return every name that the caller may ask for."""
-        names = {name: self._names.get(name, name) for name in (*self._configured, *self._names, *self._known())}
+        """Return every name that the caller may ask for: of what is configured, and of what instances serve that are
+        there, whether they are well or not."""
+        names = {name: self._names.get(name, name) for name in (*self._configured, *self._names, *self._served())}
         names |= {alias: self._names.get(model, model) for alias, model in caller.aliases.items()}
         return sorted(name for name, model in names.items() if caller.may_use(name) or caller.may_use(model))
 
     def _known(self) -> set[str]:
         self._ever_served.update(self._served())  # a model whose instances are all down is unavailable, not unknown
         return self._ever_served
+
+
+def _no_model(asked: str) -> NotFound:
+    return NotFound(f"there is no model {asked!r} here", param="model", code="model_not_found")

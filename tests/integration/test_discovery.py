@@ -81,6 +81,11 @@ def urls(client: Client) -> dict[str, str]:
     return {name: instance.spec.url for name, instance in client.gateway.fleet.instances.items()}
 
 
+async def models(client: Client) -> list[str]:
+    async with client.session.get(f"{client.url}/v1/models") as response:
+        return [model["id"] for model in (await response.json())["data"]]
+
+
 async def test_a_file_adds_and_removes_and_no_stream_is_dropped(tmp_path: Path) -> None:
     file, gate = tmp_path / "instances.toml", asyncio.Event()
     async with ScriptedEngine() as one, ScriptedEngine() as other:
@@ -96,10 +101,14 @@ async def test_a_file_adds_and_removes_and_no_stream_is_dropped(tmp_path: Path) 
             assert (len(one.asked), len(other.asked)) == (1, 1)
             file.write_text(listed(other, one))
             await client.until(lambda: urls(client) == {"a": other.url, "b": one.url})
+            assert await models(client) == ["m"]
             file.write_text("")
             await client.until(lambda: not urls(client))
             async with client.chat() as refused:
-                assert refused.status == 503  # nothing serves the model now
+                assert refused.status == 503  # nothing serves the model now; somebody may again
+            assert await models(client) == []
+            async with client.session.get(f"{client.url}/v1/models/m") as shown:
+                assert shown.status == 404
             gate.set()
             assert (await response.read()).endswith(DONE)
 
