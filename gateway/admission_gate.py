@@ -12,6 +12,7 @@ from gateway.admission import Admission, AdmissionOptions, Entry, QueueFull
 from gateway.draft import Draft
 from gateway.errors import BadRequest, TooBusy
 from gateway.fleet import Fleet
+from gateway.replies import Waiting
 from gateway.settings import AdmissionSettings
 from tracing.record import Decision
 
@@ -43,8 +44,11 @@ class AdmissionGate:
         self._queues: dict[str, _Queue] = {}
 
     @asynccontextmanager
-    async def turn(self, model: str, entry: Entry) -> AsyncIterator[None]:
-        """Wait for the request's turn, and hold it inside. Raises ``TooBusy`` (429 with Retry-After)."""
+    async def turn(self, model: str, entry: Entry, client: Waiting | None = None) -> AsyncIterator[None]:
+        """Wait for the request's turn, and hold it inside. ``client`` is shown meanwhile that it waits.
+
+        Raises ``TooBusy`` (429 with Retry-After), ``ClientGone``.
+        """
         queue = self._queue(model)
         admission = queue.admission
         try:
@@ -54,7 +58,7 @@ class AdmissionGate:
         turn = queue.turns[entry] = asyncio.get_running_loop().create_future()
         try:
             self._pass(queue)
-            await self._wait(queue, entry, turn)
+            await self._wait(queue, entry, turn, client)
             queue.last_queue_s = self._now() - entry.came_s
             yield
         finally:
@@ -67,12 +71,15 @@ class AdmissionGate:
         objective_s = self._objectives_s.get(draft.identity.key_id)
         return entry_of(draft, headers, foreseen, self._now(), tokens, objective_s)
 
-    async def _wait(self, queue: _Queue, entry: Entry, turn: asyncio.Future[None]) -> None:
+    async def _wait(self, queue: _Queue, entry: Entry, turn: asyncio.Future[None], client: Waiting | None) -> None:
         while not turn.done():
             left_s = entry.came_s + queue.admission.options.deadline_s - self._now()
-            await asyncio.wait({turn}, timeout=min(max(left_s, 0.0) + _TICK_S, _LOOK_S))
+            due_s = _LOOK_S if client is None else min(client.due_s(), _LOOK_S)
+            await asyncio.wait({turn}, timeout=min(max(left_s, 0.0) + _TICK_S, due_s))
             if not turn.done():
                 self._pass(queue)  # it may be late; and runs that fell idle give their places back meanwhile
+            if not turn.done() and client is not None and not client.due_s():
+                await client.heartbeat()
         turn.result()
 
     def _queue(self, model: str) -> _Queue:

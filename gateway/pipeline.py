@@ -176,7 +176,8 @@ class Pipeline:
             return
         foreseen = self._dispatcher.foresee(admitted.model, prompt, len(admitted.ask.body), unable)
         tokens = prompt.tokens if prompt is not None else len(admitted.ask.body) // BYTES_PER_TOKEN
-        async with self._gate.turn(admitted.model, self._gate.entry(draft, arrival.headers, foreseen, tokens)):
+        entry = self._gate.entry(draft, arrival.headers, foreseen, tokens)
+        async with self._gate.turn(admitted.model, entry, self._replies.waiting(draft, reply)):
             await answer(admitted.model, admitted.ask, admitted.salt, draft, reply, unable)
 
     async def _prompt(self, admitted: Admitted, reading: Reading, new_bytes: int) -> Prompt | None:

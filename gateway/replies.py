@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gateway.answer_headers import AnswerHeaders
 from gateway.draft import Draft
@@ -28,11 +28,34 @@ class Refused(Exception):
         self.status, self.body, self.headers = status, body, headers
 
 
+class Waiting:
+    """A client that asked for a stream and waits for its beginning: heartbeats show it in time that it is heard. With
+    the first one the status is 200, and what is refused later comes as an error event."""
+
+    def __init__(self, writer: StreamWriter, headers: Callable[[], Mapping[str, str]]) -> None:
+        self._writer, self._headers = writer, headers
+
+    def due_s(self) -> float:
+        """Return the time until a heartbeat is due."""
+        return self._writer.heartbeat_due_s()
+
+    async def heartbeat(self) -> None:
+        """Show one. Raises ``ClientGone``."""
+        await self._writer.start(self._headers())
+        await self._writer.heartbeat()
+
+
 class Replies:
     """Shows what it is told to, as a status or, once a stream has begun, as its last event."""
 
     def __init__(self, headers: AnswerHeaders, options: RelayOptions) -> None:
         self.headers, self._options = headers, options
+
+    def waiting(self, draft: Draft, reply: Reply) -> Waiting | None:
+        """Return what shows the client that it waits; nothing where it didn't ask for a stream."""
+        if not draft.stream:
+            return None
+        return Waiting(StreamWriter(reply, self._options), lambda: self.headers.of(draft))
 
     async def show_refusal(self, refused: Refused, draft: Draft, reply: Reply) -> None:
         """Give the client the engine's own refusal: status, words and Retry-After. One that is no client's business (a

@@ -9,7 +9,8 @@ import pytest
 from gateway.errors import SettingsError
 from gateway.settings import load_settings
 from tests.gateways import gateway_for
-from tests.scripted_engine import Script, ScriptedEngine, answer
+from tests.scripted_engine import Script, ScriptedEngine, answer, stream
+from tracing.record import Outcome
 
 
 async def test_requests_wait_for_their_turn_and_too_many_are_told_when_to_come_again(tmp_path: Path) -> None:
@@ -53,6 +54,36 @@ async def test_who_waited_too_long_is_sent_away_and_who_leaves_the_queue_frees_i
             gate.set()
             assert await first == 200
             assert await _status(client) == 200
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
+async def test_who_asked_for_a_stream_hears_while_it_waits_and_of_what_came_of_it_in_its_own_words(
+    tmp_path: Path, path: str
+) -> None:
+    said = {"input": "hi"} if path == "responses" else {"messages": [{"role": "user", "content": "hi"}]}
+    asked = {"model": "m", "stream": True, "max_tokens": 4, **said}
+    async with ScriptedEngine() as engine:
+        gate = asyncio.Event()
+        whole, streamed = Script(body=answer("hi"), wait_for=gate), Script(events=stream(["hello"]), wait_for=gate)
+        engine.script_for = lambda asked: streamed if asked.json.get("stream") else whole
+        admission = {"requests_per_instance": 1, "queue": 2, "deadline_s": 1.0}
+        async with gateway_for([engine], tmp_path, admission=admission, stream={"heartbeat_s": 0.02}) as client:
+            first = asyncio.create_task(_status(client))
+            await client.until(lambda: engine.in_flight == 1)
+            async with client.session.post(f"{client.url}/v1/{path}", json=asked) as late:
+                assert late.status == 200
+                assert await late.content.readuntil(b"\n\n") == b": keepwarm\n\n"
+                told = (await late.read()).replace(b": keepwarm\n\n", b"")
+                record = await client.record(late.headers["x-keepwarm-request-id"])
+            assert b"no turn came" in told
+            assert told.startswith(b"data: {" if path == "chat/completions" else b"event: error\n")
+            assert (record.outcome, record.error, len(engine.asked)) == (Outcome.REJECTED, "overloaded", 1)
+            async with client.session.post(f"{client.url}/v1/{path}", json=asked) as served:
+                assert await served.content.readuntil(b"\n\n") == b": keepwarm\n\n"
+                gate.set()
+                assert b"hello" in await served.read()
+            assert await first == 200
+            assert client.at_rest()
 
 
 async def test_a_priority_that_is_none_is_refused(tmp_path: Path) -> None:
