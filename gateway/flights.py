@@ -28,8 +28,12 @@ class Underway(Protocol):
     last_token_ns: int | None
 
 
+class CutOff(Exception):
+    """The request was in the air when the gateway had to go."""
+
+
 class Flights:
-    """Counts requests in flight; ``cut_all`` ends those that are left, each by ``TimeoutError`` at its boundary."""
+    """Counts requests in flight; ``cut_all`` ends those that are left, each by ``CutOff`` at its boundary."""
 
     def __init__(self) -> None:
         self._scopes: dict[asyncio.Timeout, Underway | None] = {}
@@ -48,15 +52,21 @@ class Flights:
 
     @asynccontextmanager
     async def flight(self, request: Underway | None = None) -> AsyncIterator[None]:
-        """Be in the air within the block. Raises ``TimeoutError`` when cut."""
-        async with asyncio.timeout(None) as scope:
-            self._scopes[scope] = request
-            try:
-                yield
-            finally:
-                self._scopes.pop(scope, None)
-                if not self._scopes:
-                    self._landed.set()
+        """Be in the air within the block. Raises ``CutOff`` when cut; a ``TimeoutError`` from inside is another's."""
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._scopes[scope] = request
+                try:
+                    yield
+                finally:
+                    self._scopes.pop(scope, None)
+                    if not self._scopes:
+                        self._landed.set()
+        except TimeoutError:
+            if scope.expired():
+                raise CutOff from None
+            raise
 
     async def drain(self, limit_s: float) -> bool:
         """Wait until none is in the air; ``False`` when some still were at the limit."""

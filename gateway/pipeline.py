@@ -33,7 +33,7 @@ from gateway.dispatch import BYTES_PER_TOKEN, Dispatcher
 from gateway.draft import Draft, forwarded_of, labels_of, traceparent_of
 from gateway.errors import BadRequest, Draining, GatewayError, NoInstance, UpstreamUnusable
 from gateway.failover import Failover
-from gateway.flights import Flights
+from gateway.flights import CutOff, Flights
 from gateway.guard import min_hit_of
 from gateway.identity import Caller, KeyRing, effective_salt
 from gateway.marks import prefix_marks
@@ -129,7 +129,7 @@ class Pipeline:
         try:
             async with self._flights.flight(draft):
                 await self._stages(arrival, draft, reply)
-        except TimeoutError:
+        except CutOff:
             outcome = Outcome.TRUNCATED if reply.is_started else Outcome.UPSTREAM_FAILED
             await self._refuse(Draining("the gateway is going down"), outcome, draft, reply)
         except GatewayError as error:

@@ -87,6 +87,8 @@ class Prefiller:
                 beside.add_done_callback(ended)
                 yield handed
         except TimeoutError:
+            if not scope.expired():
+                raise  # somebody else's
             failure = beside.exception() if beside.done() and not beside.cancelled() else None
             draft.end_attempt(None, "given_up")
             raise (

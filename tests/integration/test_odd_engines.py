@@ -80,8 +80,14 @@ async def test_a_refusal_that_is_not_about_the_client_is_not_told_as_one(
 @pytest.mark.parametrize(
     ("path", "more"), [("chat/completions", {}), ("messages", {"max_tokens": 4}), ("responses", {})]
 )
+@pytest.mark.parametrize("fault", [ZeroDivisionError, TimeoutError])
 async def test_a_fault_of_the_gateway_amid_a_stream_ends_it_with_an_error(
-    gateway: Client, engine: ScriptedEngine, path: str, more: Json, monkeypatch: pytest.MonkeyPatch
+    gateway: Client,
+    engine: ScriptedEngine,
+    path: str,
+    more: Json,
+    fault: type[Exception],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = 0
 
@@ -89,7 +95,7 @@ async def test_a_fault_of_the_gateway_amid_a_stream_ends_it_with_an_error(
         nonlocal seen
         seen += 1
         if seen == 3:
-            raise ZeroDivisionError
+            raise fault
 
     monkeypatch.setattr(Seen, "finish", failing)
     engine.script = Script(events=stream(["a", "b", "c"]))
@@ -103,6 +109,7 @@ async def test_a_fault_of_the_gateway_amid_a_stream_ends_it_with_an_error(
     assert b"the gateway failed" in b"".join(events[-2:])
     assert (events[-1] == b"data: [DONE]") == (path == "chat/completions")
     assert b"ZeroDivision" not in data
+    assert b"going down" not in data
     assert record.outcome is not Outcome.OK
     await engine.until(lambda: not engine.in_flight)
 
