@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -30,6 +31,7 @@ COMMANDS = {
     "audit": "show every change to keys, teams, tenants and limits",
 }
 
+_BROKEN_PIPE = 141  # what a shell reports for a reader that went away
 _EPILOG = """\
 keepwarm stands between agents and inference engines. Agents use http://HOST:PORT/v1 as their OpenAI
 base URL; keepwarm sends each request where its prefix is warm, and bills and traces it.
@@ -71,7 +73,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             chosen.add_arguments(sub)
     args = parser.parse_args(words)
     assert chosen is not None  # argparse has refused every other word
-    return chosen.run(args)
+    try:
+        status = chosen.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has enough: ``| head``
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the interpreter flushes it at its end
+        return _BROKEN_PIPE
+    return status
 
 
 def _version() -> str:

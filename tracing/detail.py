@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -64,6 +65,10 @@ _PARTIES = {
     BreakKind.BELOW_MINIMUM: Party.NOBODY,
     BreakKind.UNKNOWN: Party.NOBODY,
 }
+
+
+BESIDE_THE_PROMPT: Final = frozenset({BreakKind.CACHE_CONTROL, BreakKind.SPELLING, BreakKind.PARAMS_CHANGED})
+"""Changes that most prompts do not show: they lose nothing unless something was lost and nothing else explains it."""
 
 
 def party_of(kind: BreakKind) -> Party:

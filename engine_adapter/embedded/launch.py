@@ -52,6 +52,7 @@ class EmbeddedProcess:
         self._command = command or (
             # -P: what lies in the current folder is not imported
             *(sys.executable, "-P", "-m", "engine_adapter.embedded.guarded", str(os.getpid())),
+            "engine_adapter.embedded",
             *("--host", "127.0.0.1", "--port", str(spec.port), *spec.arguments),
         )
         self._process: asyncio.subprocess.Process | None = None

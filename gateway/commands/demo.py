@@ -6,11 +6,12 @@ import argparse
 import fcntl
 import json
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from engine_adapter.embedded.launch import free_port
 from gateway.demo.stage import Stage, StageError
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from gateway.demo.show import perform
 
     folder = args.folder.resolve()
+    signal.signal(signal.SIGTERM, _end)
     try:
         with _scratch(folder):
             stage = Stage(folder, port=args.port or free_port(), model=args.model)
@@ -103,6 +105,11 @@ def table(summary: dict[str, Any]) -> str:
             )
             lines.append(form.format(*("-" if cell is None else cell for cell in cells), ", ".join(step["tool_calls"])))
     return "\n".join(lines)
+
+
+def _end(number: int, _: object) -> NoReturn:
+    """End in order, with everything that was started."""
+    raise SystemExit(128 + number)
 
 
 def _say(text: str) -> None:

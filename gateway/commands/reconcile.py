@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
         lines = _engine(args) if args.action == "engine" else _invoice(args)
         print(render(lines, tolerance))
         return 0 if all(line.theirs is None or line.agrees(tolerance) for line in lines) else 1
+    except BrokenPipeError:
+        raise  # no fault of what is compared: see ``gateway.cli``
     except (BillingError, SettingsError, OSError, InvalidOperation) as error:
         print(f"keepwarm reconcile: {error}", file=sys.stderr)
         return 1

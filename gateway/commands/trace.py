@@ -31,7 +31,6 @@ from tracing.tree import run_tree
 
 _AGO: Final = re.compile(r"(\d{1,6})([mhd])")
 _UNIT_S: Final = {"m": 60, "h": 3600, "d": 86400}
-_BROKEN_PIPE: Final = 141  # what a shell reports for a reader that went away
 _LOOK_S: Final = 0.5  # how often a followed store is looked at
 _FORMATS: Final = ("jsonl", "otlp", "perfetto", "requests")
 
@@ -96,11 +95,10 @@ def run(args: argparse.Namespace) -> int:
             return _ACTIONS[args.action](store, args)
         finally:
             store.close()
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the interpreter flushes it at its end
-        return _BROKEN_PIPE
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        raise  # no fault of the store's: see ``gateway.cli``
     except (TracingError, SettingsError, OSError) as error:
         print(f"keepwarm trace: {error}", file=sys.stderr)
         return 1

@@ -10,7 +10,7 @@ from gateway.console.first_token import first_token_parts
 from gateway.console.formats import NOTHING, Amount, count, duration, iso_moment, moment, money, share
 from gateway.console.provenance import Writers
 from gateway.console.scale import TOKEN_CLASSES, Segment, TimeScale, percent, token_bar, token_counts
-from tracing.detail import Comparison, StepDetail
+from tracing.detail import BESIDE_THE_PROMPT, Comparison, StepDetail
 from tracing.gaps import Gap, GapKind
 from tracing.received import ReceivedSpan
 from tracing.record import Outcome, RequestRecord, ToolCall, UsageSource
@@ -39,6 +39,7 @@ _COMPARED: Final = {
     Comparison.SHORTENED: "It goes on from an earlier point of the step before.",
     Comparison.CHANGED: "Something that the step before said stands otherwise now.",
 }
+_BESIDE: Final = "It goes on; what stands otherwise now is nothing that most prompts show."
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ class ChangeView:
 
     summary: str
     kind: str | None = None
+    is_harmless: bool = False  # mostly: prompts do not show it
     path: str = ""
     place: str = ""
     before: str | None = None
@@ -252,8 +254,10 @@ def change_view(detail: StepDetail) -> ChangeView:
         if chars:
             bar.append(Segment(kind, percent(at, total), percent(chars, total), f"{count(chars)} characters {words}"))
         at += chars
+    is_harmless = change.kind in BESIDE_THE_PROMPT
     return ChangeView(
-        summary=_COMPARED[detail.comparison],
+        summary=_BESIDE if is_harmless else _COMPARED[detail.comparison],
+        is_harmless=is_harmless,
         kind=change.kind.value.replace("_", " "),
         path=change.path,
         place=f"characters {count(change.start)} to {count(change.end)}",

@@ -63,7 +63,8 @@ class Stage:
 
     def start(self) -> None:
         """Start the gateway and wait until it is ready; the first time the model is fetched and converted."""
-        command = [sys.executable, "-P", "-m", "gateway", "serve", "--config", str(self.config)]
+        guarded = [sys.executable, "-P", "-m", "engine_adapter.embedded.guarded", str(os.getpid())]
+        command = [*guarded, "gateway", "serve", "--config", str(self.config)]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         self._wait_for("the gateway", lambda: self._get("/readyz") is not None)

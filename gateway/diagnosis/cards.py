@@ -22,7 +22,7 @@ from billing.attribution_prefixes import Found, Prefixes
 from billing.prices import PriceBook
 from billing.rates import RATE_PER_NANO, RateCard
 from gateway.diagnosis.repairs import repair
-from tracing.detail import BreakKind, Comparison, Party, PromptChange, StepDetail, party_of
+from tracing.detail import BESIDE_THE_PROMPT, BreakKind, Comparison, Party, PromptChange, StepDetail, party_of
 from tracing.record import HitSource, RequestRecord, UsageSource
 
 LEAST_TOKENS: Final = 64
@@ -30,9 +30,6 @@ LEAST_TOKENS: Final = 64
 
 _ESTIMATE_STRIDE: Final = 128
 _ECHOES: Final = frozenset({BreakKind.ECHO_REASONING, BreakKind.ECHO_TOOL_JSON, BreakKind.ECHO_TEXT})
-_UNREAD: Final = frozenset({BreakKind.CACHE_CONTROL, BreakKind.SPELLING, BreakKind.PARAMS_CHANGED})
-"""Changes that most prompts do not show: evidence only where something was lost and nothing else explains it."""
-
 _EMPTIED: Final = frozenset({Cause.EVICTION, Cause.RESTART, Cause.UNKNOWN})
 _ELSEWHERE: Final = frozenset({BreakKind.MODEL_CHANGED, BreakKind.TEMPLATE_CHANGED, BreakKind.NAMESPACE_CHANGED})
 
@@ -201,14 +198,14 @@ class _Step:
         if self.detail.comparison not in (Comparison.APPENDED, Comparison.CHANGED):
             return Found()
         change = self.change
-        if change is not None and change.kind not in _ECHOES | _UNREAD:
+        if change is not None and change.kind not in _ECHOES | BESIDE_THE_PROMPT:
             known = min(known, self.record.usage.prompt_tokens * change.kept_chars // change.total_chars)
         known = min(known, self.record.usage.prompt_tokens)
         return Found((), _ESTIMATE_STRIDE, known, before.instance, before.stamps.closed_ns)
 
     def _changed_by_estimate(self) -> int:
         change, usage = self.change, self.record.usage
-        if change is None or change.kind in _ECHOES | _UNREAD or usage.hit_source is HitSource.UNKNOWN:
+        if change is None or change.kind in _ECHOES | BESIDE_THE_PROMPT or usage.hit_source is HitSource.UNKNOWN:
             return 0
         kept = usage.prompt_tokens * change.kept_chars // change.total_chars
         again = usage.prompt_tokens * change.repeated_chars // change.total_chars

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -79,3 +82,34 @@ def test_its_totals_are_the_ledgers(demo: tuple[dict[str, Any], str, Path]) -> N
     assert summary["totals"]["ledger_nano"] == summary["totals"]["trace_nano"] == sum(s["cost_nano"] for s in steps)
     assert summary["totals"]["prompt_tokens"] == sum(s["prompt_tokens"] for s in steps)
     assert summary["totals"]["hit_tokens"] == sum(sum(s["hit_tokens"].values()) for s in steps)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_demonstration_that_is_ended_leaves_nothing_running(tmp_path: Path, number: signal.Signals) -> None:
+    folder = tmp_path / "demo"
+    command = [sys.executable, "-m", "gateway", "demo", "--folder", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as demo:
+        _until(lambda: bool(_gateways_of(folder)))
+        demo.send_signal(number)
+        assert demo.wait(60) == (128 + number if number == signal.SIGTERM else -number)
+    _until(lambda: not _gateways_of(folder))
+
+
+def _gateways_of(folder: Path) -> list[str]:
+    """Return the command lines of running gateways with the settings of this folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = process.read_text().split("\0")
+        except OSError:  # it is gone
+            continue
+        if "serve" in words and str(folder / "keepwarm.toml") in words:
+            found.append(" ".join(words))
+    return found
+
+
+def _until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+    ends_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < ends_s
+        time.sleep(0.05)

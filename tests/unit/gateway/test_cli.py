@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,19 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
         main([name, "--help"])
     assert ended.value.code == 0
     assert f"keepwarm {name}" in capsys.readouterr().out
+
+
+def test_a_reader_that_has_enough_ends_a_command_quietly(tmp_path: Path) -> None:
+    """As in ``keepwarm store stat | head -1``: the pipe breaks before all is written."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "gateway", "prices", "show"]
+    with os.fdopen(writer) as output:
+        done = subprocess.run(
+            command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+            env={**os.environ, "KEEPWARM_HOME": str(tmp_path)},
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 @pytest.mark.parametrize("words", [[], ["dance"], ["serve", "--prot", "1"]])
