@@ -111,8 +111,9 @@ class LostHits:
         if known < terms.minimum_tokens:
             yield Cause.BELOW_MINIMUM, lost
             return
-        candidates = {each.instance: each for each in record.decision.candidates} if record.decision else {}
-        chosen = candidates.get(record.instance or "")
+        decision = record.decision
+        candidates = {each.instance: each for each in decision.candidates} if decision is not None else {}
+        chosen = candidates.get(decision.instance) if decision is not None else None  # not who went on, or decoded
         if chosen is not None:
             best = max((sum(each.hit_tokens) for each in candidates.values() if each.healthy), default=0)
             routed = min(lost, best - max(sum(chosen.hit_tokens), record.usage.hit_tokens))

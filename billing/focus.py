@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import lru_cache
-from typing import TextIO
+from typing import Any, TextIO
 
 from billing.credits import CREDIT_CLASSES
 from billing.errors import ReportError
@@ -269,7 +269,8 @@ def _line(key: _Key, sums: _Sum, currency: str, options: FocusOptions) -> dict[s
     start, end = _month(key.month)
     details = {"x_TokenClass": key.token_class, "x_PriceRule": key.rule}
     tags = {"team": key.team, "agent": key.agent, "key": key.key_id, "tenant": key.tenant, "service_tier": key.tier}
-    key = replace(key, **{name: spreadsheet_text(getattr(key, name)) for name in _NAMES})
+    shown: dict[str, Any] = {name: spreadsheet_text(getattr(key, name)) for name in _NAMES}
+    key = replace(key, **shown)
     line = dict.fromkeys(_EMPTY, "") | {
         "BilledCost": billed,
         "BillingAccountId": key.tenant,

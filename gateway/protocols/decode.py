@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.errors import UpstreamUnusable
 
-_HALF_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+HALF_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 """What begins an escape that is half of a surrogate pair, the other half behind it or not."""
 
 
@@ -26,7 +26,7 @@ def json_object(data: bytes) -> dict[str, object] | None:
 def with_halves(data: bytes) -> Any:
     """Return the value of a JSON text in which halves of surrogate pairs stand alone, halves included; ``None`` for any
     other text."""
-    if _HALF_ESCAPE.search(data) is None:
+    if HALF_ESCAPE.search(data) is None:
         return None
     try:
         msgspec.json.decode(data)

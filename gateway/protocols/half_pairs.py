@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.protocols.decode import json_object, mended, mended_text, with_halves
+from gateway.protocols.decode import HALF_ESCAPE, json_object, mended, mended_text, with_halves
 from gateway.protocols.seen import finish_reason_of
 from gateway.protocols.sse import data_of, event_of, with_data
 
@@ -41,8 +41,12 @@ class PairJoiner:
 
     def join(self, events: Sequence[bytes]) -> Sequence[bytes]:
         """Return the events with whole characters. Costs one look for an escape in events that have none."""
-        if not self._held and not any(_ESCAPE in event for event in events):
-            return events
+        if not self._held:
+            for event in events:
+                if _ESCAPE in event and HALF_ESCAPE.search(event) is not None:
+                    break
+            else:
+                return events
         return [joined for event in events for joined in self._joined(event)]
 
     def _joined(self, event: bytes) -> Iterable[bytes]:
@@ -85,7 +89,8 @@ class PairJoiner:
             part = {"tool_calls": [{"index": place.call, "function": {"arguments": _LONE}}]}
         choice: Json = {"index": place.choice, "finish_reason": None}
         choice |= part if place.name == "text" else {"delta": part}
-        return mended({**{n: v for n, v in chunk.items() if n != "usage"}, "choices": [choice]})
+        alone: Json = mended({**{n: v for n, v in chunk.items() if n != "usage"}, "choices": [choice]})
+        return alone
 
 
 def _texts(choice: Json) -> Iterator[tuple[_Place, Json, str]]:

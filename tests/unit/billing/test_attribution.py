@@ -129,6 +129,12 @@ class TestLostHits:
         second = prefixed(1, "ab", BOOK, instance="engine-1", seen={"engine-0": 256, "engine-1": 0})
         assert causes(prefixed(0, "ab", BOOK), second) == {Cause.ROUTING: 256}
 
+    def test_who_went_on_with_an_answer_was_not_where_it_was_routed(self) -> None:
+        """The hits are those of the engine that began, and so is the choice that they are held against."""
+        routed = prefixed(1, "ab", BOOK, instance="engine-1", seen={"engine-0": 256, "engine-1": 0})
+        went_on = replace(routed, attempts=(*routed.attempts, replace(routed.attempts[0], instance="engine-0")))
+        assert causes(prefixed(0, "ab", BOOK), went_on) == {Cause.ROUTING: 256}
+
     def test_routing_and_eviction_in_one_request(self) -> None:
         second = prefixed(1, "abc", BOOK, instance="engine-1", seen={"engine-0": 128, "engine-1": 0})
         assert causes(prefixed(0, "abc", BOOK), second) == {Cause.ROUTING: 128, Cause.EVICTION: 256}
