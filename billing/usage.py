@@ -314,6 +314,7 @@ def with_hits_of(answer: UsageReading, first: UsageReading) -> UsageReading:
         output=None if missing else answer.usage.output_tokens,
         tiers=tiers,
         reasoning=answer.usage.reasoning_tokens,
+        source=answer.usage.source,
     )
     problems = answer.problems + first.problems + reading.problems
     if missing:

@@ -169,7 +169,9 @@ class Recorder:
 def _usage_of(draft: Draft) -> tuple[Usage, tuple[str, ...]]:
     reading = draft.reader.usage() if draft.reader is not None else None
     if reading is None:
-        return draft.recovered_usage(), ()
+        reading = UsageReading(draft.recovered_usage(), ())
+        if reading.usage.source is not UsageSource.RECOVERED or draft.begun_hits is None:
+            return reading.usage, ()
     usage = reading.usage
     if draft.begun_hits is not None:
         reading = with_hits_of(reading, UsageReading(draft.begun_hits, ()))

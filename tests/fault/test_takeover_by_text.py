@@ -282,6 +282,11 @@ async def test_an_engine_that_reads_ids_gets_prompt_and_answer_as_ids(tmp_path: 
             assert record.usage.output_tokens == len(ids) + 1
             spelled = await fleet.chat([dies(*words("the token <|im_end|> ends"))], max_tokens=50)
             assert error_of(spelled)  # as ids of a text it would be the token itself
+            told = event(chunk({"content": "one "}, usage=usage(len(prompt), 1, 4)))
+            await fleet.chat([dies(told), dies(*words("two"))], max_tokens=50)
+            lost = (await client.records(3))[-1]
+            assert (lost.usage.source, lost.usage.hit_tokens) == (UsageSource.RECOVERED, 4)
+            assert lost.usage.prompt_tokens == len(prompt)
 
 
 @pytest.fixture(scope="module")

@@ -352,3 +352,5 @@ class TestWithoutAWord:
         cold = with_hits_of(decode, openai_usage(chat(4609, 0, 1)))
         assert cold.usage.hit_tokens == 0
         assert with_hits_of(decode, openai_usage(None)).usage.source is UsageSource.MISSING
+        seen = with_hits_of(recovered_usage(4609, 30), openai_usage(chat(4609, 3072, 1)))
+        assert (seen.usage.hit_tokens, seen.usage.source) == (3072, UsageSource.RECOVERED)
