@@ -3,6 +3,7 @@
 An agent sends its whole history at every step, so all of a body but the last few messages is known, byte for byte. The
 memo is a tree whose edges are the bytes of one array element each (the first edge holds all that stands before it too):
 a body is followed along the edges, at the speed of hashing, to the last element that is known, and read from there on.
+Each eighth node is also found from the eighth before it, by all bytes in between: so a long history takes few steps.
 An element is told apart by its length and 128 bits of it; only objects count, which end where they end whatever
 follows. One caller's beginnings are never another's: how fast a body is read tells nobody what others send.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeAlias, cast
 
 from xxhash import xxh3_128_intdigest
 
@@ -24,10 +25,16 @@ from tracing.messages import ChainLink, MessageChain, message_chain, new_tool_re
 MAX_LENGTHS = 24
 """Lengths of what may follow one beginning that are tried, the last ones used first."""
 
+LEAP = 8
+"""So many elements are followed at once where they are known."""
+
+MAX_LEAPS = 8
+"""Leaps from one place that are tried, the last ones used first."""
+
 MAX_ITEMS = 4096
 """Elements of one array that are remembered."""
 
-_NODE_BYTES = 900  # a node, its place in its parent, the dictionary of a message
+_NODE_BYTES = 950  # a node, its place in its parent, the dictionary of a message
 _BYTES_PER_BYTE = 3  # what a message's text takes as an object: its characters may take up to four
 
 
@@ -72,15 +79,25 @@ def words_of(messages: Sequence[Mapping[str, object]], known: Beginning | None =
 class _Node:
     """The end of an element."""
 
-    __slots__ = ("anchors", "chars", "children", "head", "item", "key", "length", "link", "parent", "result_ids")
+    __slots__ = (
+        "anchors", "chars", "children", "depth", "head", "item", "key", "leap", "leaps", "length", "link", "parent",
+        "result_ids",
+    )  # fmt: skip
 
     def __init__(self, parent: _Node | None, key: tuple[int, int], item: object, length: int, chars: int) -> None:
         self.parent, self.key, self.item, self.length, self.chars = parent, key, item, length, chars
-        self.children: dict[int, dict[int, _Node]] = {}  # by the length of their bytes and the digest of these
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.children: _Edges = {}
+        self.leaps: _Edges = {}  # to the nodes ``LEAP`` further on
+        self.leap: tuple[int, int] | None = None  # the key under which this one stands in such a node's ``leaps``
         self.head: _Head | None = None  # of the first element's node
         self.link: ChainLink | None = None
         self.result_ids: tuple[str, ...] = ()
         self.anchors: dict[bytes, Anchor] = {}  # what encoding left here
+
+
+_Edges: TypeAlias = dict[int, dict[int, _Node]]
+"""Nodes by the length of the bytes that lead there, and the digest of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +124,22 @@ class BodyMemo:
         root = self._roots.get(owner)
         if root is None:
             return None
-        path, node, at, size = list[_Node](), root, 0, len(body)
+        node = root
         with memoryview(body) as view:
-            while (child := _child(node, view, at, size)) is not None:
-                path.append(child)
-                node, at = child, child.length
-        if not path:
+            while (ahead := _ahead(node.leaps, view, node.length, MAX_LEAPS)) is not None or (
+                ahead := _ahead(node.children, view, node.length, MAX_LENGTHS)
+            ) is not None:
+                node = ahead
+        if node is root:
             return None
         if not node.children:
             self._ends.move_to_end(node)
+        path = list[_Node]()
+        while node is not root:
+            path.append(node)
+            assert node.parent is not None
+            node = node.parent
+        path.reverse()
         return _beginning(path)
 
     def keep(
@@ -156,6 +180,10 @@ class BodyMemo:
                 key = (end - node.length, xxh3_128_intdigest(view[node.length : end]))
                 node = self._child(node, key, item, end, chars)
                 grown.append(node)
+                if not node.depth % LEAP and node.leap is None:
+                    foot = _foot(node)
+                    node.leap = node.length - foot.length, xxh3_128_intdigest(view[foot.length : node.length])
+                    foot.leaps.setdefault(node.leap[0], {})[node.leap[1]] = node
         if not before and grown:
             member = form.members[place]
             grown[0].head = _Head(form.start, form.members[:place], member.name, member.key_start, member.start)
@@ -185,10 +213,9 @@ class BodyMemo:
             node, _ = self._ends.popitem(last=False)
             parent = node.parent
             assert parent is not None
-            alike = parent.children[node.key[0]]
-            del alike[node.key[1]]
-            if not alike:
-                del parent.children[node.key[0]]
+            _take_out(parent.children, node.key)
+            if node.leap is not None:
+                _take_out(_foot(node).leaps, node.leap)
             self.used_bytes -= _cost(node)
             if parent.children:
                 continue
@@ -199,19 +226,34 @@ class BodyMemo:
                 self._ends.move_to_end(parent, last=False)
 
 
-def _child(node: _Node, view: memoryview, at: int, size: int) -> _Node | None:
-    """Return the child whose bytes stand at ``at``."""
-    children = node.children
-    for tried, length in enumerate(reversed(children)):
-        if tried == MAX_LENGTHS:
+def _ahead(edges: _Edges, view: memoryview, at: int, most: int) -> _Node | None:
+    """Return the node at the end of the edge whose bytes stand at ``at``."""
+    size = len(view)
+    for tried, length in enumerate(reversed(edges)):
+        if tried == most:
             return None
         if at + length < size:
-            child = children[length].get(xxh3_128_intdigest(view[at : at + length]))
-            if child is not None:
+            node = edges[length].get(xxh3_128_intdigest(view[at : at + length]))
+            if node is not None:
                 if tried:
-                    children[length] = children.pop(length)
-                return child
+                    edges[length] = edges.pop(length)
+                return node
     return None
+
+
+def _take_out(edges: _Edges, key: tuple[int, int]) -> None:
+    alike = edges[key[0]]
+    del alike[key[1]]
+    if not alike:
+        del edges[key[0]]
+
+
+def _foot(node: _Node) -> _Node:
+    """Return the node from which a leap leads to this one."""
+    for _ in range(LEAP):
+        assert node.parent is not None
+        node = node.parent
+    return node
 
 
 def _beginning(path: Sequence[_Node]) -> Beginning:

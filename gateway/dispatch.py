@@ -277,17 +277,19 @@ class Dispatcher:
     def _views(
         self, instances: Sequence[Instance], prompt: Prompt | None, tokens: int, now_s: float
     ) -> list[InstanceView]:
-        sizes, matches = self._index.instances(), dict[str, InstanceMatch]()
+        sizes, matches, complete = self._index.instances(), dict[str, InstanceMatch](), set[str]()
         for size, hashes in (prompt.hashes if prompt is not None else {}).items():
             same = [instance.id for instance in instances if sizes.get(instance.id) == size]
-            matches.update(self._index.match(hashes, same))
-        views, looks = [], _LOOKS
+            found = self._index.match(hashes, same)
+            matches |= found.found()
+            complete |= {name for name in same if found.knowledge[name] is Knowledge.COMPLETE}
+        views, looks, places = [], _LOOKS, self.places.known
         held_back = _held_back(instances, now_s) if now_s < self._fleet.warm_at_s else ()
         for instance in instances:
-            name, hits, pending, matched, is_exact = instance.id, NO_HITS, 0, 0, False
+            name, hits, pending, matched = instance.id, NO_HITS, 0, 0
             match = matches.get(name)
             if match is not None:
-                size, blocks, is_exact = sizes[name], match.tier_blocks, match.knowledge is Knowledge.COMPLETE
+                size, blocks = sizes[name], match.tier_blocks
                 if blocks != NO_HITS:
                     matched = match.blocks
                     if instance.predicted is not None and prompt is not None:
@@ -299,10 +301,12 @@ class Dispatcher:
                 if match.pending_blocks:
                     pending = min(match.pending_blocks * size, max((tokens - 1) // size * size - sum(hits), 0))
             is_healthy = instance.takes_requests and instance not in held_back
-            around, until_s = self.places.last_look(name)
-            if around is None or (now_s >= until_s and looks > 0):
+            place = places.get(name)
+            around = place.around if place is not None else None
+            if place is None or around is None or (looks > 0 and now_s >= place.look_again_s):
                 looks, around = looks - 1, self._around(instance, now_s)
-            views.append(InstanceView(name, hits, instance.load, around, is_healthy, is_exact, pending, matched))
+            load = instance.load
+            views.append(InstanceView(name, hits, load, around, is_healthy, name in complete, pending, matched))
         return views
 
     def _around(self, instance: Instance, now_s: float) -> Surroundings:

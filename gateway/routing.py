@@ -167,14 +167,19 @@ def decide(
         return None
     source = max(able, key=lambda at: views[at].hit_tokens[0]) if request.pulls else None
     found = prices(views, request.asked, now_s, source)
-    scores = policy.scores([views[at] for at in able], [found[at] for at in able], request)
+    are_all_able = len(able) == len(views)
+    scores = policy.scores(
+        views if are_all_able else [views[at] for at in able],
+        found if are_all_able else [found[at] for at in able],
+        request,
+    )
     least = min(scores)
     best = chance.choice([at for at, score in zip(able, scores, strict=True) if score == least])
     chosen, fetch = views[best], found[best].fetch
     return Decision(
         policy=policy.name,
         instance=chosen.instance,
-        candidates=tuple(map(_candidate, views, found)),
+        candidates=_candidates(views, found),
         predicted_hit_tokens=sum(chosen.hit_tokens),
         exact=hashed and chosen.exact,
         fetch_tokens=(fetch.host, fetch.disk, fetch.pool, fetch.peer) if fetch is not None else None,
@@ -205,12 +210,17 @@ def fastest_tier(tier_blocks: Sequence[int]) -> int | None:
     return next((tier for tier, blocks in enumerate(tier_blocks) if blocks), None)
 
 
-def _candidate(view: InstanceView, found: Price) -> Candidate:
-    return Candidate(
-        view.instance,
-        view.hit_tokens,
-        view.load.queued_tokens,
-        int(found.ttft_s * _NANO),
-        view.healthy,
-        cost_ns=int(found.cost_s * _NANO),
+def _candidates(views: Sequence[InstanceView], found: Sequence[Price]) -> tuple[Candidate, ...]:
+    return tuple(
+        [
+            Candidate(
+                view.instance,
+                view.hit_tokens,
+                view.load.queued_tokens,
+                int(price.ttft_s * _NANO),
+                view.healthy,
+                int(price.cost_s * _NANO),
+            )
+            for view, price in zip(views, found, strict=True)
+        ]
     )

@@ -85,6 +85,16 @@ class Matches(Mapping[str, InstanceMatch]):
         device, host, disk, pool, pending = self._rows[self._positions[instance]]
         return InstanceMatch(instance, (device, host, disk, pool), pending, self._knowledge[instance])
 
+    @property
+    def knowledge(self) -> Mapping[str, Knowledge]:
+        """How far the index can be trusted, by instance."""
+        return self._knowledge
+
+    def found(self) -> dict[str, InstanceMatch]:
+        """Return the matches of those instances that have any of the blocks, or are about to: few, mostly."""
+        some = set(np.flatnonzero(self.counts.any(axis=1)).tolist())
+        return {instance: self[instance] for instance, at in self._positions.items() if at in some} if some else {}
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._positions)
 
@@ -147,7 +157,7 @@ class PrefixIndex(Protocol):
     def set_knowledge(self, instance: str, knowledge: Knowledge) -> None:
         """Say how far the instance's entries can be trusted; ``match`` hands it on."""
 
-    def match(self, hashes: Hashes, instances: Iterable[str] | None = None) -> Mapping[str, InstanceMatch]:
+    def match(self, hashes: Hashes, instances: Iterable[str] | None = None) -> Matches:
         """Return for each of ``instances`` (default: all) what it has of these blocks. O(leading blocks known)."""
 
     def reserve(self, instance: str, hashes: Hashes) -> int:

@@ -113,7 +113,10 @@ class BlockStore:
 
     def has(self, rows: U32, column: int, bits: int) -> npt.NDArray[np.bool_]:
         """Tell for each row whether the holder in ``column`` has all of ``bits``."""
-        found: npt.NDArray[np.bool_] = self.sets.presence[self.set_numbers[rows], column] & bits == bits
+        numbers = self.set_numbers[rows]
+        if not numbers.any():  # all are new, mostly: NOBODY has them
+            return np.zeros(len(rows), np.bool_)
+        found: npt.NDArray[np.bool_] = self.sets.presence[:, column].take(numbers) & bits == bits
         return found
 
     # --- names ---

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+import numpy as np
+
 from kvstore.page import Tier
-from radix_index.base import LOCAL_TIERS, Hashes, IndexStats, InstanceMatch, Knowledge
+from radix_index.base import LOCAL_TIERS, Hashes, IndexStats, InstanceMatch, Knowledge, Matches
 from radix_index.errors import UnknownHolderError
 
 Place = tuple[str, Tier | None]  # no tier: on its way
@@ -140,10 +142,15 @@ class NaiveIndex:
         except KeyError:
             raise UnknownHolderError(instance) from None
 
-    def match(self, hashes: Hashes, instances: Iterable[str] | None = None) -> dict[str, InstanceMatch]:
+    def match(self, hashes: Hashes, instances: Iterable[str] | None = None) -> Matches:
         """See ``PrefixIndex.match``."""
         blocks = [int(block) for block in hashes]
-        return {name: self._match(blocks, name) for name in (self._instances if instances is None else instances)}
+        names = dict.fromkeys(self._instances if instances is None else instances)
+        found = {name: self._match(blocks, name) for name in names}
+        counts = [[*each.tier_blocks, each.pending_blocks] for each in found.values()]
+        knowledge = {name: each.knowledge for name, each in found.items()}
+        positions = {name: at for at, name in enumerate(found)}
+        return Matches(positions, np.array(counts, np.int32).reshape(len(found), 5), knowledge)
 
     def _match(self, blocks: list[int], instance: str) -> InstanceMatch:
         tiers = list(takewhile(lambda tier: tier is not None, (self._fastest(block, instance) for block in blocks)))

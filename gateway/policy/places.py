@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -33,6 +33,7 @@ class Place:
     idle: OrderedDict[Hashable, float] = field(default_factory=OrderedDict)  # run → when its last step ended here
     due_rate: float = 0.0
     counted_s: float = -1.0
+    look_again_s: float = 0.0
     push_s: tuple[float, float, float, float] = NOTHING  # see ``Surroundings``
     around: Surroundings | None = None  # as last looked at
 
@@ -100,10 +101,10 @@ class Places:
         if tip is not None:
             place.frontier.used(run, tip, now_s, tier_of)
 
-    def last_look(self, instance: str) -> tuple[Surroundings | None, float]:
-        """Return what ``around`` found last, and from when on it should be asked again."""
-        place = self._places.get(instance)
-        return (None, 0.0) if place is None else (place.around, place.counted_s + _LOOK_AGAIN_S)
+    @property
+    def known(self) -> Mapping[str, Place]:
+        """What is known of each instance: what ``around`` found last, and from when on it should be asked again."""
+        return self._places
 
     def around(self, instance: str, load: Load, capacity_tokens: float | None, now_s: float) -> Surroundings:
         """Return what is known of an instance beside its load, half a second old at most."""
@@ -122,7 +123,7 @@ class Places:
         due = self.odds.due([now_s - ended_s for ended_s in newest], _HORIZON_S)
         place.due_rate = (due + 0.5 * load.decoding * self.odds.due((0.0,), _HORIZON_S)) / _HORIZON_S
         place.push_s = self._push_s(place.frontier, load.costs)
-        place.counted_s = now_s
+        place.counted_s, place.look_again_s = now_s, now_s + _LOOK_AGAIN_S
 
     def _push_s(self, frontier: Frontier, costs: EngineCosts) -> tuple[float, float, float, float]:
         """Return by tier what a token costs that comes to it, and to those behind it: what it pushes out has to be
