@@ -17,8 +17,8 @@ class ReplayError(Exception):
 class TraceError(ReplayError):
     """A trace is not in any known format, or a line of it is wrong."""
 
-    def __init__(self, source: str, line: int, problem: str) -> None:
-        super().__init__(f"{source}, line {line}: {problem}")
+    def __init__(self, source: str, line: int | None, problem: str) -> None:
+        super().__init__(f"{source}: {problem}" if line is None else f"{source}, line {line}: {problem}")
         self.source, self.line, self.problem = source, line, problem
 
 

@@ -123,7 +123,8 @@ def summarize(replayed: Replayed, objectives: Objectives, cost: Cost | None, wal
     prompt_tokens = sum(flight.request.prompt_tokens for flight in flights)
     by_tier = [sum(flight.hit_tokens[tier] for flight in flights) for tier in Tier]
     work = [engine.spent.prefill for engine in replayed.engines]
-    span_s = max(flights[-1].arrived_s - flights[0].arrived_s, 1e-9)
+    began_s, last_s = flights[0].arrived_s, flights[-1].arrived_s
+    span_s = (last_s if last_s > began_s else replayed.ended_s) - began_s  # one request lasts as long as it takes
     ttfts = [flight.ttft_s for flight in flights]
     good = sum(_is_good(flight, objectives) for flight in flights)
     errors = [flight.predicted_hit_tokens - sum(flight.hit_tokens) for flight in flights]

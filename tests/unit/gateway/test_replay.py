@@ -266,6 +266,15 @@ def test_json_to_the_terminal_is_json_alone(capsys: pytest.CaptureFixture[str]) 
     assert json.loads(shown)["trace"]["format"] == "mooncake"
 
 
+def test_of_a_single_request_rates_are_by_what_it_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, report = tmp_path / "one.jsonl", tmp_path / "r.json"
+    trace.write_text('{"timestamp": 0, "input_length": 100, "output_length": 10, "hash_ids": [1]}\n')
+    status, _, _ = run(capsys, str(trace), "--json", str(report))
+    assert status == 0
+    (found,) = json.loads(report.read_text())["policies"]
+    assert found["goodput_per_s"] == pytest.approx(1 / found["simulated_s"])
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -276,7 +285,7 @@ def test_json_to_the_terminal_is_json_alone(capsys: pytest.CaptureFixture[str]) 
         (("agents.rst.gz", "--set", "layers=x"), "no number"),
         (("agents.rst.gz", "--device-tokens", "10"), "no request was served"),
         (("agents.rst.gz", "--instances", "0"), "above 0"),
-        (("nowhere.rst.gz",), "No such file"),
+        (("nowhere.rst.gz",), "nowhere.rst.gz: No such file"),
         (("agents.rst.gz", "--prices", "nowhere.toml"), "nowhere.toml"),
     ],
 )
