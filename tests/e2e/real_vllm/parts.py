@@ -48,31 +48,34 @@ def _same(rows: list[Row], what: str) -> Faults:
 
 
 def tiers(agents: Agents, server: VllmServer, talk: list[Json]) -> Faults:
-    """Cold, from the device, from memory once the device has given the pages up, from disk once memory has.
+    """Cold, from the device, from memory once the device has given pages up, from disk once memory has.
 
-    Memory keeps what is worth most, not what came last: a few pages may come from disk before it is full.
+    Memory keeps what is worth most, not what came last: a few pages may come from disk before it is full. What the
+    device still holds comes from there: each tier gives what was predicted of it.
     """
     agents.part = "one server: cold, device, host and disk"
     agents.only(server.name)
     cold, device = agents.chat(talk), agents.chat(talk)
-    others = [agents.prompt(f"passer-by {number}") for number in range(48)]
+    others = [agents.prompt(f"passer-by {number}") for number in range(60)]
     first = agents.chat(others[0])
-    for other in others[1:36]:  # more than the device holds, less than memory does
+    for other in others[1:44]:  # more than the device holds, less than memory does
         agents.chat(other)
     before = server.counters()
     host = agents.chat(talk)
     between = server.counters()
-    for other in others[36:]:  # more than memory holds
+    for other in others[44:]:  # more than memory holds
         agents.chat(other)
     disk = agents.chat(others[0])
     after = server.counters()
-    first_rise = {name: between[name] - before[name] for name in ("cached_host", "cached_disk")}
+    first_rise = {name: between[f"cached_{name}"] - before[f"cached_{name}"] for name in ("device", "host", "disk")}
+    expected = {name: host.predicted_tiers[name] for name in first_rise}
     from_disk = after["cached_disk"] - between["cached_disk"]
     return [
         *_expect(cold.reported == first.reported == 0, f"the first request hit {cold.reported}"),
         *_expect(device.reported > 0, "no hit in the device"),
-        *_expect(sum(first_rise.values()) == host.reported == device.reported, f"{first_rise} of {host.reported}"),
-        *_expect(first_rise["cached_host"] > 0, "nothing came from host"),
+        *_expect(first_rise == expected, f"{first_rise} were read where {expected} were predicted"),
+        *_expect(sum(expected.values()) == host.reported == device.reported, f"{expected} of {host.reported}"),
+        *_expect(first_rise["host"] > 0, "nothing came from host"),
         *_expect(0 < from_disk <= disk.reported, f"{from_disk} of {disk.reported} came from disk"),
         *_same([cold, device, host], "after device and host hits"),
         *_same([first, disk], "after a disk hit"),
