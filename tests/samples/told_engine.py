@@ -47,7 +47,7 @@ class ToldEngine(CachingEngine):
         """Return the prompt's ids, as the client's template variables have it; with ``more``, of a whole chat."""
         options = PromptOptions(variables=body.get("chat_template_kwargs"), add_generation_prompt=not more)
         messages = [*body["messages"], *more]
-        tools = Sglang().prompt_tools(body.get("tools"), None, VERSION)
+        tools = Sglang().prompt_tools(body.get("tools"), body.get("tool_choice"), VERSION)
         return self._encoder.encode_chat_hashed(messages, tools, options=options).ids.tolist()
 
     def rendered_by(self, encoder: PromptEncoder) -> None:
