@@ -133,12 +133,13 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
         worker = None if among is None else Worker(among)
         if worker is None:  # else the supervisor has it
             stack.enter_context(claimed(settings.home))
+        shelf = assembly.price_shelf(settings)
+        keys = await opened_keys(settings, shelf, stack)  # without any, it listens to nobody beyond this machine
         door = await stack.enter_async_context(taken(assembly.listen_options(settings, among)))
         embedded, pool = settings.embedded, None
         if settings.runs_embedded and embedded.pool_bytes and embedded.pool_url is None:
             pool = await own_pool(embedded.pool_bytes, stack)
         pool_url = pool.url if pool is not None else embedded.pool_url if embedded.pool_bytes else None
-        shelf = assembly.price_shelf(settings)
         traces = TraceStore(assembly.trace_place(settings))
         stack.push_async_callback(asyncio.to_thread, traces.close, _FLUSH_S)
         place = assembly.ledger_place(settings)
@@ -166,7 +167,6 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
         if compared is not None:
             stack.push_async_callback(asyncio.to_thread, compared.close, _FLUSH_S)
         flights, metrics = Flights(), Metrics()
-        keys = await opened_keys(settings, shelf, stack)
         keys_changed = keys.keeper.refresh if worker is None else worker.changing(keys.keeper.refresh)
 
         def forget_place(name: str) -> None:

@@ -140,9 +140,10 @@ def test_a_second_step_encodes_only_what_is_new(encoder: PromptEncoder) -> None:
     chat: list[dict[str, Any]] = [{"role": "system", "content": "You act."}]
     for step in range(20):
         chat += [{"role": "user", "content": f"question {step}"}, {"role": "assistant", "content": f"answer {step}"}]
+    long = "then " * 20  # short texts are put together from their words instead
     encoder.encode_chat([*chat, {"role": "user", "content": "now"}])
     before = encoder.memo_stats()
-    encoder.encode_chat([*chat, {"role": "user", "content": "now"}, {"role": "assistant", "content": "then"}])
+    encoder.encode_chat([*chat, {"role": "user", "content": "now"}, {"role": "assistant", "content": long}])
     assert encoder.memo_stats().misses - before.misses == 1
 
 
