@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from billing.usage import openai_usage
 from engine_adapter.base import EngineAdapter
+from gateway.protocols.counting import engine_usage
 from gateway.protocols.decode import json_object
 from gateway.protocols.sse import data_of, with_data
-from tracing.record import Usage, UsageSource
+from tracing.record import Usage
 
 _PROMPT_MEMBERS = ("prompt_tokens", "prompt_tokens_details")
 
@@ -43,9 +43,8 @@ class PromptCounts:
         if self._usage is None:
             return None
         parts = self._adapter.read_usage(self._private)
-        extension, is_zero = parts.extension if parts is not None else None, self._adapter.capabilities.cached_detail
-        usage = openai_usage({**self._usage, "completion_tokens": 0}, extension, silence_is_zero=is_zero).usage
-        return usage if usage.source is UsageSource.ENGINE else None
+        extension = parts.extension if parts is not None else None
+        return engine_usage(self._adapter, {**self._usage, "completion_tokens": 0}, extension)
 
     def __call__(self, event: bytes) -> Sequence[bytes]:
         """Return an event of the decoding engine's stream, with these counts where it counts."""

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from billing.usage import openai_usage
 from engine_adapter.base import Begun, EngineAdapter, UsageParts
+from gateway.protocols.counting import engine_usage
 from gateway.protocols.decode import json_object
 from gateway.protocols.openai import DONE, DONE_EVENT
 from gateway.protocols.seen import finish_reason_of
 from gateway.protocols.sse import data_of, event_of
-from tracing.record import HitSource, Usage, UsageSource
+from tracing.record import HitSource, Usage
 
 IDS_COMMENT = b": ids "
 """The line with which the embedded engine tells, before an event, the ids of the tokens that were generated for it."""
@@ -102,11 +102,7 @@ class Splice:
 
     def own_hits(self) -> Usage | None:
         """Return what the engine that goes on says it had of what it was given, once it has."""
-        if self._told.usage is None:
-            return None
-        is_zero = self._adapter.capabilities.cached_detail
-        usage = openai_usage(self._told.usage, self._told.extension, silence_is_zero=is_zero).usage
-        return usage if usage.source is UsageSource.ENGINE else None
+        return engine_usage(self._adapter, self._told.usage, self._told.extension)
 
     def __call__(self, event: bytes) -> Sequence[bytes]:
         """Return the events for this one."""
@@ -139,9 +135,11 @@ class Splice:
             usage = parts.usage or {}
             whole = usage if self._seam is None else whole_usage(usage, self._seam)
             shown["usage"] = whole if self._hits is None else with_hits(whole, self._hits)
-        for name in self._adapter.private_members if self._hits is not None else ():
+        if self._hits is None:
+            return
+        for name in self._adapter.private_members:
             if isinstance(held := shown.get(name), dict) and _DETAIL in held:
-                shown[name] = {**held, _DETAIL: _tiers(self._hits)} if self._hits is not None else held
+                shown[name] = {**held, _DETAIL: _tiers(self._hits)}
 
     def _choice(self, choice: Json) -> Json | None:
         """Return the choice as the client's stream has it, ``None`` where nothing is left of it."""

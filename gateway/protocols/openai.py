@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from billing.counts import UsageReading
-from billing.usage import openai_usage
 from engine_adapter.base import EngineAdapter
 from gateway.errors import BadRequest, NotHere
 from gateway.protocols.base import Answering, Ask, Sent, model_of, objects, salt_of, scan_body, stream_of
+from gateway.protocols.counting import reading_of
 from gateway.protocols.decode import json_object, refuse_half
 from gateway.protocols.form import Form, Raw, scan, scan_text
 from gateway.protocols.openai_errors import GAVE_UP, GAVE_UP_BODY, GAVE_UP_REASONS, OpenAIShape, error_class
@@ -168,9 +168,7 @@ class AnswerReader:
     def usage(self) -> UsageReading | None:
         """Return the engine's counts."""
         seen = self.seen
-        if seen.usage is None:
-            return None
-        return openai_usage(seen.usage, seen.extension, silence_is_zero=self._adapter.capabilities.cached_detail)
+        return reading_of(self._adapter, seen.usage, seen.extension)
 
     def _count(self, answer: Mapping[str, object]) -> None:
         self.seen.count(self._adapter.read_usage(answer))

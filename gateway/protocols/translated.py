@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from billing.counts import UsageReading
-from billing.usage import openai_usage
 from engine_adapter.base import EngineAdapter
 from gateway.errors import UpstreamUnusable
 from gateway.protocols.answer import AnswerBlocks, AnswerEvent, Block
+from gateway.protocols.counting import reading_of
 from gateway.protocols.decode import json_object
 from gateway.protocols.openai_errors import GAVE_UP, GAVE_UP_BODY, GAVE_UP_REASONS, error_class
 from gateway.protocols.seen import Seen, finish_reason_of
@@ -118,9 +118,7 @@ class TranslatedReader:
     def usage(self) -> UsageReading | None:
         """Return the engine's counts."""
         seen = self.seen
-        if seen.usage is None:
-            return None
-        return openai_usage(seen.usage, seen.extension, silence_is_zero=self._adapter.capabilities.cached_detail)
+        return reading_of(self._adapter, seen.usage, seen.extension)
 
     def _begin(self) -> bytes:
         self._has_begun = True
