@@ -19,6 +19,7 @@ from gateway.prefilling import Handed, Prefiller
 from gateway.prompts import PromptBook
 from gateway.protocols.base import Ask
 from gateway.protocols.decode import whole_pairs
+from gateway.protocols.openai_errors import named_status
 from gateway.relay import RelayOptions, Reply, StreamWriter, Through, relay
 from gateway.replies import MAY_GO_ELSEWHERE, Refused, Replies
 from gateway.takeover import Plan
@@ -200,7 +201,7 @@ class Attempter:
         )
         draft.end_attempt(200, None if error is None else error.code)
         if isinstance(error, EngineGaveUp) and plan is None and reader.seen.head is None and not reader.seen.pieces:
-            status = error.engine_status
+            status = named_status(error.engine_body)
             if status in MAY_GO_ELSEWHERE:  # the stream's first word: it took nothing on
                 draft.reader, draft.engine_may_work = None, False
                 raise Refused(status, error.engine_body, {})

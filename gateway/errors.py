@@ -30,8 +30,6 @@ Messages never quote a prompt, an answer or a key.
 
 from __future__ import annotations
 
-import msgspec
-
 
 class GatewayError(Exception):
     """A request ends here. ``kind`` is OpenAI's ``type``, ``code`` a short class for clients and records."""
@@ -193,17 +191,6 @@ class EngineGaveUp(UpstreamUnusable):
     def __init__(self, engine_body: bytes, *, code: str | None = None) -> None:
         super().__init__("the engine gave up on this answer", code=code)
         self.engine_body = engine_body
-
-    @property
-    def engine_status(self) -> int | None:
-        """The status that the engine's error names, as engines do that had begun their stream before they knew."""
-        try:
-            told = msgspec.json.decode(self.engine_body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return None
-        error = told.get("error") if isinstance(told, dict) else None
-        status = error.get("code") if isinstance(error, dict) else None
-        return status if isinstance(status, int) else None
 
 
 class SettingsError(Exception):

@@ -87,6 +87,13 @@ def error_class(error: object) -> str:
     return kind[:64] if isinstance(kind, str) else "upstream_error"
 
 
+def named_status(body: bytes) -> int | None:
+    """Return the status that an engine's error names, as engines do that had begun their stream before they knew."""
+    error = (json_object(body) or {}).get("error")
+    status = error.get("code") if isinstance(error, dict) else None
+    return status if isinstance(status, int) else None
+
+
 def _body(message: str, kind: str, param: object, code: object) -> bytes:
     return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}}).encode()
 
