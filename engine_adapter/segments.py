@@ -17,19 +17,18 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from engine_adapter.ids import Ids
 from engine_adapter.markers import Markers
 from engine_adapter.prompt_errors import PromptError
 from engine_adapter.words import Words
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text a call: a pool of threads would only be in the way
 
-Ids: TypeAlias = npt.NDArray[np.uint32]
 _NO_IDS: Ids = np.empty(0, np.uint32)
 _SHORT_CHARS = 48  # to put such a text together from its words takes no longer than to look it up
 _ENTRY_OVERHEAD_BYTES = 310  # the key (65), the array's object (112) and a slot of an ordered dictionary (about 120)

@@ -31,7 +31,7 @@ from gateway.replay.errors import ReplayError
 from gateway.settings.arguments import add_settings_arguments, settings_of
 from tracing.errors import TracingError
 
-__all__ = ["add_arguments", "add_ledger_arguments", "ledger_place", "parse_moment", "run", "settings_of", "utc_text"]
+__all__ = ["add_arguments", "add_ledger_arguments", "ledger_place", "parse_moment", "run", "utc_text"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -25,12 +25,16 @@ sys.path.append(sys.argv[1])
 import lmdb
 try:
     with lmdb.open(sys.argv[2], map_size=int(sys.argv[3]), lock=False, sync=False, metasync=False) as env:
+        keys = []
         with env.begin() as txn:
-            keys = [key for key, _ in txn.cursor()]
+            cursor = txn.cursor()
+            for _ in cursor:
+                pass
+            keys += [cursor.key() for there in (cursor.first, cursor.last) if there()]
         with open(os.devnull, "wb") as nowhere:
             env.copyfd(nowhere.fileno(), compact=True)  # walks the list of free pages, too
         txn = env.begin(write=True)
-        for key in keys[:1] + keys[-1:]:
+        for key in keys:
             txn.delete(key)
         txn.put(b"0" * 16, b"0" * 512)
         txn.abort()
