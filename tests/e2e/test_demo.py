@@ -6,8 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 
 from billing.ledger_read import LedgerReader
 from gateway.demo.summary import TWIN_MIN_PROMPT_TOKENS
+from tests.samples.waiting import until
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(1200)]
 
@@ -89,10 +88,10 @@ def test_a_demonstration_that_is_ended_leaves_nothing_running(tmp_path: Path, nu
     folder = tmp_path / "demo"
     command = [sys.executable, "-m", "gateway", "demo", "--folder", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as demo:
-        _until(lambda: bool(_gateways_of(folder)))
+        until(lambda: bool(_gateways_of(folder)), limit_s=60)
         demo.send_signal(number)
         assert demo.wait(60) == (128 + number if number == signal.SIGTERM else -number)
-    _until(lambda: not _gateways_of(folder))
+    until(lambda: not _gateways_of(folder), limit_s=60)
 
 
 def _gateways_of(folder: Path) -> list[str]:
@@ -106,10 +105,3 @@ def _gateways_of(folder: Path) -> list[str]:
         if "serve" in words and str(folder / "keepwarm.toml") in words:
             found.append(" ".join(words))
     return found
-
-
-def _until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
-    ends_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < ends_s
-        time.sleep(0.05)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,17 +22,11 @@ from radix_index.index import RadixIndex
 from radix_index.source import SourceFold
 from tests.samples.ports import two_free_ports
 from tests.samples.sglang_host import FACTS, Engine
+from tests.samples.waiting import until
 
 TOKENS = list(range(100, 164))
 SALT = "tenant"
 PATIENCE_S = 30.0
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def replay(port: int) -> list[EventBatch]:
