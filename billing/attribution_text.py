@@ -7,12 +7,12 @@ from dataclasses import asdict
 
 from billing.attribution import Attribution
 from billing.reports import format_money
-from billing.tables import aligned, printable
+from billing.tables import aligned, counted, printable
 
 
 def render_attribution(found: Attribution) -> str:
     """Return the tables: units, flows, lost hits, waste, prefixes."""
-    parts = [f"{found.requests:,} requests, {found.unmarked:,} of them with prompts that are not known"]
+    parts = [f"{counted(found.requests, 'request')}, {found.unmarked:,} of them with prompts that are not known"]
     for title, head, left, lines in _tables(found):
         parts.append(f"\n{title}\n{aligned([head, *lines], left)}" if lines else f"\n{title}: none\n")
     return "\n".join(parts)

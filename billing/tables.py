@@ -23,6 +23,11 @@ def aligned(lines: Sequence[Sequence[str]], left_columns: int) -> str:
     return "\n".join([text[0], rule, *text[1:]]) + "\n"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return ``1 row``, ``2 rows``, ``1,000 rows``: for nouns whose plural ends in an s."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def printable(value: str) -> str:
     """Keep a name that a client chose from steering the terminal."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in value)

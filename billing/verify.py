@@ -13,6 +13,7 @@ from billing.periods import closings
 from billing.prices import PriceBook
 from billing.row import LedgerRow
 from billing.settlement import unsettled
+from billing.tables import counted
 from tracing.record import Charge
 
 #: Faults kept in a verification; beyond it they are only counted.
@@ -31,6 +32,10 @@ class Verification:
     def passed(self) -> bool:
         """Whether nothing is wrong."""
         return self.fault_count == 0
+
+    def told(self) -> str:
+        """Return what was looked at and how much was found."""
+        return f"{counted(self.rows, 'row')}: {counted(self.fault_count, 'fault')}"
 
     def fault(self, text: str) -> None:
         """Record a fault."""

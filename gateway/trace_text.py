@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
 from billing.reports import format_money
-from billing.tables import aligned, printable
+from billing.tables import aligned, counted, printable
 from gateway.console.formats import duration, share
 from tracing.analysis import PHASES, Analysis, Sums, percentile
 from tracing.detail import Reproduction, StepDetail
@@ -63,7 +63,7 @@ def render_analysis(found: Analysis, *, most: int) -> str:
     """Return many runs summed up."""
     path = sum(found.critical_ns.values())
     text = [
-        f"{found.runs:,} runs, {found.requests:,} requests",
+        f"{counted(found.runs, 'run')}, {counted(found.requests, 'request')}",
         "critical path: "
         + ", ".join(f"{name} {share(found.critical_ns[name], path)}" for name in PHASES if found.critical_ns[name]),
     ]

@@ -21,10 +21,11 @@ from gateway.settings.arguments import add_settings_arguments, settings_of
 _USUAL = {LimitKind.REQUESTS: Period.MINUTE, LimitKind.TOKENS: Period.MINUTE, LimitKind.CONCURRENCY: Period.NONE}
 
 
-def add_place(parser: argparse.ArgumentParser) -> None:
+def add_place(parser: argparse.ArgumentParser, *actions: argparse.ArgumentParser) -> None:
     """Declare where the store is, and how answers look."""
-    add_settings_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="answer in JSON")
+    add_settings_arguments(parser, *actions)
+    for each in actions or (parser,):
+        each.add_argument("--json", action="store_true", help="answer in JSON")
 
 
 def on_store(args: argparse.Namespace, command: str, work: Callable[[AccessStore, Actor], None]) -> int:

@@ -11,7 +11,7 @@ from billing.database import Place
 from billing.ledger_read import LedgerReader
 from billing.prices import PriceBook
 from billing.reports import format_money
-from billing.tables import aligned, printable
+from billing.tables import aligned, counted, printable
 from gateway.commands.moments import utc_text
 from gateway.replay.errors import ParameterError
 from gateway.replay.performance import PRESETS
@@ -99,7 +99,7 @@ def render_baseline(found: Baseline, unit: str) -> str:
     ]
     lines += [["total", *_cells(sums), currency] for currency, sums in sorted(found.totals().items())]
     text = [
-        f"Against {found.policy} on {found.instances} instances with their own caches only "
+        f"Against {found.policy} on {counted(found.instances, 'instance')} with caches of their own only "
         f"({utc_text(found.first_ns)} to {utc_text(found.last_ns)}, prompts known to {found.stride_tokens} tokens)",
         aligned([head, *lines], 1).rstrip(),
     ]
@@ -110,7 +110,7 @@ def render_baseline(found: Baseline, unit: str) -> str:
                 f"net of {format_money(cost)} {currency} that the tiers cost in this time: "
                 f"{format_money(sums.saved_nano - cost)} against no cache, {format_money(beyond - cost)} beyond it"
             )
-    text += [f"left out: {count:,} requests, {reason}" for reason, count in sorted(found.left_out.items())]
+    text += [f"left out: {counted(count, 'request')}, {reason}" for reason, count in sorted(found.left_out.items())]
     return "\n".join(text) + "\n"
 
 

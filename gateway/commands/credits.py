@@ -15,6 +15,7 @@ from billing.periods import post
 from billing.reports import format_money
 from billing.row import LedgerRow
 from billing.settlement import allowance_rows, missing_credits, month_filter
+from billing.tables import counted
 from gateway.commands.attribution import load_asked
 from gateway.commands.report import add_ledger_arguments, ledger_place, utc_text
 from gateway.commands.traces import add_traces_argument
@@ -35,8 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for action in (settle, lost):
         action.add_argument("month", metavar="MONTH", help="2026-11, of the UTC calendar")
         action.add_argument("--dry-run", action="store_true", help="say what it comes to and post nothing")
-    for action in (settle, lost, listed):
-        add_ledger_arguments(action)
+    add_ledger_arguments(parser, settle, lost, listed)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         rows = _allowances(args) if args.action == "settle" else _lost_hits(args)
         for currency in sorted({row.currency for row in rows}):
             total = -sum(row.amount_nano or 0 for row in rows if row.currency == currency)
-            print(f"{len(rows)} credits, together {format_money(total)} {currency}")
+            print(f"{counted(len(rows), 'credit')}, together {format_money(total)} {currency}")
         if not rows:
             print("nothing to post")
         elif not args.dry_run:

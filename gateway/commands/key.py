@@ -47,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     entry = actions.add_parser("settings", help="make a key for the settings file, and print its entry there")
     _add_whose(entry)
     entry.add_argument("--admin", action="store_true", help="with the role admin")
-    for action in (create, listing, shown, rotate, revoke, limit, repair, alias):
-        add_place(action)
+    add_place(parser, create, listing, shown, rotate, revoke, limit, repair, alias)
 
 
 def _add_whose(parser: argparse.ArgumentParser) -> None:

@@ -22,6 +22,7 @@ from billing.reports import format_money
 from billing.retention import month_start_ns, remove_rows
 from billing.row import LedgerRow
 from billing.settlement import settle_open_months
+from billing.tables import counted
 from billing.verify import verify_ledger
 from gateway.access.errors import AccessError
 from gateway.commands.report import add_ledger_arguments, ledger_place, parse_moment, utc_text
@@ -51,8 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--keep-months", type=int, metavar="N", help="keep this month and N before it")
     migrate = actions.add_parser("migrate", help="make or bring up the tables of a ledger in PostgreSQL")
     migrate.add_argument("--grant", metavar="ROLE", help="then let this role run gateways, and no more")
-    for action in (verify, close, periods, reprice, remove, migrate):
-        add_ledger_arguments(action)
+    add_ledger_arguments(parser, verify, close, periods, reprice, remove, migrate)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,7 +81,7 @@ def _verify(place: Place) -> int:
     verification = verify_ledger(place)
     for fault in verification.faults:
         print(f"keepwarm ledger: {fault}", file=sys.stderr)
-    print(f"verified {verification.rows} rows: {verification.fault_count} faults")
+    print(f"verified {verification.told()}")
     return 0 if verification.passed else 1
 
 
@@ -89,11 +89,11 @@ def _close(place: Place, until: str) -> int:
     now_ns = time.time_ns()
     until_ns = parse_moment(until, now_ns)
     if settled := settle_open_months(place, min(until_ns, now_ns), now_ns):
-        print(f"{len(settled)} credits for free allowances")
+        print(f"{counted(len(settled), 'credit')} for free allowances")
     closing = close_period(place, until_ns, now_ns)
     print(f"closed until {utc_text(closing.until_ns)}")
     for total in closing.totals:
-        print(f"  {total.currency} {format_money(total.amount_nano)}  {total.requests} requests")
+        print(f"  {total.currency} {format_money(total.amount_nano)}  {counted(total.requests, 'request')}")
     return 0
 
 
@@ -123,7 +123,7 @@ def _reprice(place: Place, args: argparse.Namespace) -> int:
             if row is not None:
                 rows.append(row)
     change = sum(row.amount_nano or 0 for row in rows)
-    print(f"{len(rows)} corrections, together {format_money(change)} {book.currency}")
+    print(f"{counted(len(rows), 'correction')}, together {format_money(change)} {book.currency}")
     if rows and not args.dry_run:
         Ledger(place).register(book)
         post(place, rows)
@@ -144,9 +144,9 @@ def _remove(place: Place, args: argparse.Namespace) -> int:
             "say what may go: --before 2026-01-01, --keep-months 13, or ledger.keep_months in the settings"
         )
     removal, rows = remove_rows(place, before_ns, now_ns)
-    print(f"{rows} rows removed; all that was posted before {utc_text(removal.before_ns)} is kept as sums")
+    print(f"{counted(rows, 'row')} removed; all that was posted before {utc_text(removal.before_ns)} is kept as sums")
     for total in removal.totals:
-        print(f"  {total.currency} {format_money(total.amount_nano)}  {total.requests} requests")
+        print(f"  {total.currency} {format_money(total.amount_nano)}  {counted(total.requests, 'request')}")
     return 0
 
 

@@ -17,22 +17,30 @@ from billing.prices import PriceBook
 from billing.rates import PRICE_DECIMALS, NoPrice
 from billing.reports import format_money
 from billing.self_hosted import TIERS, HostingCost, Throughput, self_hosted_book
-from gateway.commands.report import parse_moment
+from billing.shelf import PriceShelf
+from billing.tables import counted
+from gateway.assembly import price_shelf
+from gateway.commands.moments import parse_moment
+from gateway.errors import SettingsError
+from gateway.settings.arguments import add_settings_arguments, settings_of
+from gateway.settings.whole import Settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     actions = parser.add_subparsers(dest="action", required=True)
     check = actions.add_parser("check", help="validate price books; every problem is named with its path in the file")
-    check.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    check.add_argument("files", nargs="*", type=Path, metavar="FILE", help="default: those that the settings name")
     show = actions.add_parser("show", help="show a price book, or the one price that a request would get")
-    show.add_argument("file", nargs="?", type=Path, metavar="FILE", help="default: the packaged book")
+    show.add_argument("file", nargs="?", type=Path, metavar="FILE", help="default: those of the settings")
     show.add_argument("--model", help="show the rates of a request to this model")
     show.add_argument("--at", metavar="TIME", help="… that arrived then (default: now)")
     show.add_argument("--prompt-tokens", type=int, default=0, metavar="N", help="… with a prompt of this length")
     show.add_argument("--team", help="… from this team")
     show.add_argument("--region", help="… in this region")
     show.add_argument("--service-tier", help="… in this service tier")
+    show.add_argument("--instance", help="… answered by this one, where books are for some instances only")
+    add_settings_arguments(parser, check, show)
     diff_ = actions.add_parser("diff", help="say what differs between two price books; exit 1 if anything does")
     diff_.add_argument("before", type=Path, metavar="BEFORE")
     diff_.add_argument("after", type=Path, metavar="AFTER")
@@ -61,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         match args.action:
             case "check":
-                return _check(args.files)
+                return _check(args.files or _named_files(settings_of(args)))
             case "show":
                 return _show(args)
             case "diff":
@@ -72,9 +80,18 @@ def run(args: argparse.Namespace) -> int:
                 return _from_gpu_hours(args)
             case _:
                 return _verify_cases(args.file)
-    except BillingError as error:
+    except (BillingError, SettingsError) as error:
         print(f"keepwarm prices: {error}", file=sys.stderr)
         return 1
+
+
+def _named_files(settings: Settings) -> list[Path]:
+    """Return the price books of the settings. Raises ``SettingsError`` where they name none."""
+    billing = settings.billing
+    named = [path for path in (billing.prices, *(book.prices for book in billing.books)) if path is not None]
+    if not named:
+        raise SettingsError("the settings name no price book, so the packaged one holds: name a FILE")
+    return named
 
 
 def _check(files: list[Path]) -> int:
@@ -86,21 +103,18 @@ def _check(files: list[Path]) -> int:
             print(error, file=sys.stderr)
             status = 1
         else:
-            print(f"{path}: {book.name}, {len(book.file.price)} prices in {book.currency}, version {book.version}")
+            prices = counted(len(book.file.price), "price")
+            print(f"{path}: {book.name}, {prices} in {book.currency}, version {book.version}")
     return status
 
 
 def _show(args: argparse.Namespace) -> int:
-    book = PriceBook.default() if args.file is None else PriceBook.load(args.file)
-    print(f"{book.name}  version {book.version}  {book.currency} per million tokens")
+    shelf = price_shelf(settings_of(args)) if args.file is None else PriceShelf(PriceBook.load(args.file))
     if args.model is None:
-        for allowance in book.file.allowance:
-            measure = next(n for n in ("tokens", "requests", "money") if getattr(allowance, n) is not None)
-            shared = f" for each {', '.join(allowance.per)}" if allowance.per else ", shared by all"
-            print(f"free: {allowance.name}, {getattr(allowance, measure)} {measure} a {allowance.period}{shared}")
-        for index, entry in enumerate(book.file.price):
-            print(_describe(index, entry))
+        print("\n".join(map(_described, shelf.books)))
         return 0
+    book = shelf.book_for(args.model, args.instance)
+    print(_heading(book))
     now_ns = time.time_ns()
     at_ns = now_ns if args.at is None else parse_moment(args.at, now_ns)
     card = book.card(
@@ -148,7 +162,8 @@ def _import(provider: str) -> int:
     book = PriceBook.from_toml(imported.toml, f"genai-prices {provider}")
     for line in imported.left_out:
         print(f"left out: {line}", file=sys.stderr)
-    print(f"{imported.models} models, {len(book.file.price)} prices, version {book.version}", file=sys.stderr)
+    told = f"{counted(imported.models, 'model')}, {counted(len(book.file.price), 'price')}"
+    print(f"{told}, version {book.version}", file=sys.stderr)
     print(imported.toml)
     return 0
 
@@ -172,6 +187,19 @@ def _from_gpu_hours(args: argparse.Namespace) -> int:
 def _decimal(pico: int) -> str:
     whole, part = divmod(pico, 10**PRICE_DECIMALS)
     return f"{whole}.{part:0{PRICE_DECIMALS}d}".rstrip("0").rstrip(".")
+
+
+def _heading(book: PriceBook) -> str:
+    return f"{book.name}  version {book.version}  {book.currency} per million tokens"
+
+
+def _described(book: PriceBook) -> str:
+    lines = [_heading(book)]
+    for allowance in book.file.allowance:
+        measure = next(n for n in ("tokens", "requests", "money") if getattr(allowance, n) is not None)
+        shared = f" for each {', '.join(allowance.per)}" if allowance.per else ", shared by all"
+        lines.append(f"free: {allowance.name}, {getattr(allowance, measure)} {measure} a {allowance.period}{shared}")
+    return "\n".join((*lines, *(_describe(index, entry) for index, entry in enumerate(book.file.price))))
 
 
 def _describe(index: int, entry: PriceEntry) -> str:

@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         option = f"--{name.replace('_', '-')}-column"
         invoice.add_argument(option, default=default, metavar="NAME", help=f"default: {default or 'not compared'}")
     counts = actions.add_parser("counts", help="the gateway's own prompt counts with the engines', and all alarms")
+    add_ledger_arguments(parser, engine, invoice, counts)
     for action in (engine, invoice, counts):
-        add_ledger_arguments(action)
         action.add_argument("--since", metavar="TIME", help="the period, as for keepwarm report")
         action.add_argument("--until", metavar="TIME")
         action.add_argument("--tolerance", default="0", metavar="SHARE", help="0.001: a thousandth counts as equal")

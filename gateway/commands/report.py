@@ -19,6 +19,7 @@ from billing.ledger_read import LedgerReader, RowFilter
 from billing.report_html import render_html
 from billing.reports import DIMENSIONS, format_money, render_csv, render_json, render_table
 from billing.statement import render_statement, render_statement_csv, statement, statement_json
+from billing.tables import counted
 from billing.unit_cost import render_unit_costs, unit_costs
 from billing.verify import verify_ledger
 from gateway.assembly import ledger_at
@@ -28,7 +29,7 @@ from gateway.commands.moments import parse_moment, utc_text
 from gateway.commands.traces import add_traces_argument, trace_place
 from gateway.errors import SettingsError
 from gateway.replay.errors import ReplayError
-from gateway.settings.arguments import add_settings_arguments, settings_of
+from gateway.settings.arguments import add_settings_arguments, add_to_all, settings_of
 from tracing.errors import TracingError
 
 __all__ = ["add_arguments", "add_ledger_arguments", "ledger_place", "parse_moment", "run", "utc_text"]
@@ -69,10 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_ledger_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare how a command is told which ledger."""
-    parser.add_argument("--ledger", metavar="PATH|URL", help="the ledger to read (default: the settings' one)")
-    add_settings_arguments(parser)
+def add_ledger_arguments(parser: argparse.ArgumentParser, *actions: argparse.ArgumentParser) -> None:
+    """Declare how a command is told which ledger: before its action or behind it."""
+    text = "the ledger to read (default: the settings' one)"
+    add_to_all("--ledger", parser, actions, metavar="PATH|URL", help=text)
+    add_settings_arguments(parser, *actions)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,7 +111,7 @@ def _report(args: argparse.Namespace) -> int:
         verification = verify_ledger(place)
         for fault in verification.faults:
             print(f"keepwarm report: {fault}", file=sys.stderr)
-        print(f"verified {verification.rows} rows: {verification.fault_count} faults", file=sys.stderr)
+        print(f"verified {verification.told()}", file=sys.stderr)
         if not verification.passed:
             return 1
     if args.baseline != "none":
@@ -196,6 +198,7 @@ def _focus(place: Place, where: RowFilter, args: argparse.Namespace) -> int:
     for fault in faults[:100]:
         print(f"keepwarm report: {fault}", file=sys.stderr)
     lines = dataset.write(sys.stdout)
-    told = f"{lines} lines, {dataset.requests} requests, {format_money(dataset.billed_nano)} {currency}"
-    print(f"{told}; {dataset.unpriced} requests have no price and no line", file=sys.stderr)
+    told = f"{counted(lines, 'line')}, {counted(dataset.requests, 'request')}"
+    unpriced = f"{counted(dataset.unpriced, 'request')} without a price and a line"
+    print(f"{told}, {format_money(dataset.billed_nano)} {currency}; {unpriced}", file=sys.stderr)
     return 1 if faults else 0

@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for action in (stat, verify, clear):
         action.add_argument("--disk", type=Path, action="append", default=[], metavar="FOLDER", help="a disk tier")
         action.add_argument("--pool", action="append", default=[], metavar="URL", help="a Redis or Valkey pool")
-        add_settings_arguments(action)
         action.add_argument("--json", action="store_true", help="print JSON")
+    add_settings_arguments(parser, stat, verify, clear)
 
 
 def run(args: argparse.Namespace) -> int:

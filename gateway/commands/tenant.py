@@ -25,8 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.add_argument("tenant", help="its name")
     alias.add_argument("name", help="what its clients ask for")
     alias.add_argument("model", nargs="?", help="what they get; without it the alias is removed")
-    for action in (put, listing, limit, alias):
-        add_place(action)
+    add_place(parser, put, listing, limit, alias)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
 from billing.reports import format_money
-from billing.tables import printable
+from billing.tables import counted, printable
 from gateway.diagnosis.cards import BreakCard
 from tracing.detail import BreakKind, Party
 
@@ -111,17 +111,19 @@ def doctor_json(cards: Sequence[BreakCard], steps: int, *, limit: int) -> dict[s
 def render_doctor(cards: Sequence[BreakCard], steps: int, *, limit: int) -> str:
     """Return the findings as text, each with its worst case and what would mend it."""
     if not cards:
-        return f"{steps:,} steps: no hit was lost that could have been one.\n"
-    lines = [f"{steps:,} steps, {len(cards):,} breaks, {sum(card.lost_tokens for card in cards):,} tokens lost"]
+        return f"{counted(steps, 'step')}: no hit was lost that could have been one.\n"
+    tokens = sum(card.lost_tokens for card in cards)
+    lines = [f"{counted(steps, 'step')}, {counted(len(cards), 'break')}, {counted(tokens, 'token')} lost"]
     for party, (breaks, tokens, money) in sorted(by_party(cards).items(), key=lambda each: -each[1][1]):
-        lines.append(f"  {_PARTIES[party]:<28}{breaks:>7,} breaks {tokens:>12,} tokens  {_money(money)}")
+        lines.append(f"  {_PARTIES[party]:<28}{counted(breaks, 'break'):>14} {tokens:>12,} tokens  {_money(money)}")
     for number, each in enumerate(ailments(cards)[:limit], 1):
         assert each.worst is not None
         where = f" at {printable(each.place)}" if each.place else ""
         lines += [
             "",
             f"{number}. {printable(each.agent)}: {each.kind.replace('_', ' ')}{where}",
-            f"   {each.breaks:,} breaks in {len(each.runs):,} runs: {each.lost_tokens:,} tokens, "
+            f"   {counted(each.breaks, 'break')} in {counted(len(each.runs), 'run')}: "
+            f"{counted(each.lost_tokens, 'token')}, "
             f"{_money(each.lost_nano)}{f', {each.unpriced:,} unpriced' if each.unpriced else ''}"
             + (f", {each.lost_ttft_ns / 1e9:.2f} s of first-token time" if each.lost_ttft_ns else ""),
             *(f"   {line}" for line in card_lines(each.worst)),

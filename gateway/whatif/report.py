@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from billing.reports import format_money
-from billing.tables import aligned
+from billing.tables import aligned, counted
 from gateway.whatif.compare import Comparison, Played
 
 
@@ -82,7 +82,9 @@ def render(comparison: Comparison) -> str:
         for line in lines(comparison)
     ]
     notes = [f"prompts are known to {comparison.stride_tokens} tokens; TTFT of scenarios is an estimate"]
-    notes += [f"left out: {count:,} requests, {reason}" for reason, count in sorted(comparison.left_out.items())]
+    notes += [
+        f"left out: {counted(count, 'request')}, {reason}" for reason, count in sorted(comparison.left_out.items())
+    ]
     return aligned([list(row) for row in rows], 1).rstrip() + "\n" + "\n".join(notes) + "\n"
 
 

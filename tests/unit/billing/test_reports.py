@@ -13,7 +13,7 @@ from billing.prices import PriceBook
 from billing.report_html import render_html
 from billing.reports import DIMENSIONS, build_report, format_money, render_csv, render_json, render_table
 from billing.row import UNKNOWN_MODEL, LedgerRow, row_of
-from billing.tables import spreadsheet_text
+from billing.tables import counted, spreadsheet_text
 from tests.samples.billed import altered, billed, many, unpriced
 from tracing.record import Usage, UsageSource
 
@@ -134,3 +134,7 @@ def test_the_page_has_every_number_and_runs_nothing(rows: list[LedgerRow]) -> No
     hostile = altered(billed(1, PriceBook.default()), labels={"agent": "<script>alert(1)</script>"})
     assert "<script" not in render_html(build_report([row_of(hostile)], ("agent",)), "t")
     assert "<svg" not in render_html(build_report([], ("team",)), "t")
+
+
+def test_one_is_no_plural() -> None:
+    assert [counted(number, "run") for number in (0, 1, 2, 1000)] == ["0 runs", "1 run", "2 runs", "1,000 runs"]

@@ -119,7 +119,7 @@ def test_credits_are_posted_once(home: Path, capsys: pytest.CaptureFixture[str])
     ledger = home / "ledger.sqlite3"
     lost = words(home, "credits", "lost-hits", "2026-09")
     assert main([*lost, "--dry-run"]) == 0
-    assert "1 credits, together 0.000345600 USD" in capsys.readouterr().out
+    assert "1 credit, together 0.000345600 USD" in capsys.readouterr().out
     assert verify_ledger(ledger).rows == 3
     settle = ["credits", "settle", "2026-09", "--ledger", str(ledger)]
     for command in (lost, settle):

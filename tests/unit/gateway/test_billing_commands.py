@@ -105,6 +105,31 @@ class TestPrices:
         assert run(prices, "show", "--model", "unknown") == 1
         assert "unpriced: no_price" in capsys.readouterr().out
 
+    def test_without_a_file_the_books_of_the_settings_are_shown_and_checked(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for name, model, currency in (("main", "m", "USD"), ("second", "n", "CNY")):
+            head = f'name = "{name}"\ncurrency = "{currency}"\n'
+            (tmp_path / f"{name}.toml").write_text(
+                f'{head}price = [{{ models = ["{model}"], rates = {{ fresh = 1 }} }}]'
+            )
+        settings = tmp_path / "keepwarm.toml"
+        settings.write_text(
+            '[billing]\nprices = "main.toml"\n[[billing.books]]\nprices = "second.toml"\nmodels = ["n"]\n'
+        )
+        assert run(prices, "--config", str(settings), "show") == 0
+        assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if "version" in line] == [
+            "main",
+            "second",
+        ]
+        assert run(prices, "show", "--config", str(settings), "--model", "n") == 0
+        assert capsys.readouterr().out.startswith("second ")
+        assert run(prices, "check", "--config", str(settings)) == 0
+        assert "second.toml: second, 1 price in CNY" in capsys.readouterr().out
+        settings.write_text("")
+        assert run(prices, "--config", str(settings), "check") == 1
+        assert "name no price book" in capsys.readouterr().err
+
     def test_show_tells_fees_storage_and_what_the_cache_keeps(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

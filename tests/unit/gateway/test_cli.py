@@ -132,3 +132,26 @@ def test_check_of_a_gateway_that_runs_says_so_and_fails_nothing(
         with pytest.raises(SettingsError, match=f"process id {os.getpid()}"), claimed(home):
             pass
     assert holder_of(home) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ledger", "verify"), ("reconcile", "counts"), ("credits", "list"), ("prices", "show"), ("store", "stat"),
+        ("trace", "list"), ("key", "list"), ("team", "list"), ("tenant", "list"),
+    ],
+)  # fmt: skip
+def test_settings_may_stand_before_an_action_and_behind_it(
+    words: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong, empty = tmp_path / "wrong.toml", tmp_path / "empty.toml"
+    wrong.write_text("[server]\nprot = 1\n")
+    empty.write_text("")
+    command, action = words
+    for line in (
+        (command, "--config", str(wrong), action),
+        (command, action, "--config", str(wrong)),
+        (command, "--config", str(empty), action, "--config", str(wrong)),  # what stands behind it holds
+    ):
+        assert main(line) == 1
+        assert f"{wrong}: server.prot: there is no such setting" in capsys.readouterr().err
