@@ -124,7 +124,7 @@ def test_credits_are_posted_once(home: Path, capsys: pytest.CaptureFixture[str])
     settle = ["credits", "settle", "2026-09", "--ledger", str(ledger)]
     for command in (lost, settle):
         assert main(command) == 0
-        assert "1 credits" in capsys.readouterr().out
+        assert "1 credit," in capsys.readouterr().out
         assert main(command) == 0
         assert "nothing to post" in capsys.readouterr().out
     assert main(["credits", "list", "--ledger", str(ledger)]) == 0
