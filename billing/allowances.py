@@ -19,12 +19,13 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from fnmatch import translate
 
-from billing.credits import ALLOWANCE, Grant, GrantKey, is_credit, period_end, place_of
+from billing.credits import ALLOWANCE, Grant, GrantKey, is_credit, period_end
+from billing.posting import STORAGE, is_request, place_of
 from billing.price_file import AllowanceEntry
 from billing.prices import PriceBook
 from billing.row import LedgerRow
 
-_FEES = ("request", "minimum")
+_NO_TOKENS = ("request", "minimum", STORAGE)
 
 
 def period_of(ns: int, period: str) -> tuple[str, int]:
@@ -70,7 +71,7 @@ class _Rule:
         chosen = [
             line
             for name, line in request.lines.items()
-            if (name in classes if classes is not None else self.entry.money is not None or name not in _FEES)
+            if (name in classes if classes is not None else self.entry.money is not None or name not in _NO_TOKENS)
         ]
         if self.entry.tokens is not None:
             return [(quantity, quantity, amount) for quantity, amount in chosen]
@@ -97,7 +98,7 @@ class _Request:
 def grants(rows: Iterable[LedgerRow], books: Mapping[str, PriceBook]) -> dict[GrantKey, Grant]:
     """Return what is free in rows of whole periods that come in any order. See ``grants_in_order``."""
     ordered = sorted(rows, key=lambda row: (row.posted_ns, row.request_id, row.revision))
-    return grants_in_order(ordered, [row for row in ordered if row.revision and not is_credit(row)], books)
+    return grants_in_order(ordered, [row for row in ordered if row.revision and is_request(row)], books)
 
 
 def grants_in_order(

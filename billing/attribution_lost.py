@@ -30,7 +30,8 @@ from enum import StrEnum
 
 from billing.allowances import period_of
 from billing.attribution_prefixes import Found
-from billing.credits import LOST_HITS, Grant, GrantKey, place_of
+from billing.credits import LOST_HITS, Grant, GrantKey
+from billing.posting import place_of
 from billing.prices import CacheTerms, PriceBook
 from billing.rates import RATE_PER_NANO, RateCard
 from billing.row import row_of

@@ -15,30 +15,13 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
+from billing.posting import CREDIT, Place, place_of, posting
 from billing.row import LedgerRow
-
-ENDPOINT = "credit"
-"""What a credit's row says in place of an endpoint."""
+from tracing.record import ChargeLine
 
 #: The line of a credit for free use, and of one for hits that the platform lost.
 ALLOWANCE, LOST_HITS = "allowance", "lost_hits"
 CREDIT_CLASSES = (ALLOWANCE, LOST_HITS)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Who a credit is for: every dimension of a report, but for step, request and outcome."""
-
-    tenant: str
-    team: str
-    key_id: str
-    model: str
-    served_model: str
-    instance: str | None
-    run_id: str | None
-    agent: str | None
-    currency: str
-    price_version: str
 
 
 @dataclass(slots=True)
@@ -66,22 +49,6 @@ class GrantKey:
         return f"{self.kind}:{self.period}:{hashlib.blake2b(body, digest_size=12).hexdigest()}"
 
 
-def place_of(row: LedgerRow) -> Place:
-    """Return where a row's credit goes."""
-    return Place(
-        row.tenant,
-        row.team,
-        row.key_id,
-        row.model,
-        row.served_model,
-        row.instance,
-        row.run_id,
-        row.agent,
-        row.currency,
-        row.price_version,
-    )
-
-
 def key_of(row: LedgerRow) -> GrantKey:
     """Return what a credit's row was granted for."""
     rule, _, period = (row.price_rule or "").rpartition(" ")
@@ -100,7 +67,7 @@ def period_end(period: str) -> int:
 
 def is_credit(row: LedgerRow) -> bool:
     """Tell whether a row is a credit."""
-    return row.endpoint == ENDPOINT
+    return row.endpoint == CREDIT
 
 
 def credit_rows(
@@ -133,57 +100,7 @@ def posted_grants(rows: Iterable[LedgerRow]) -> dict[str, tuple[int, Grant]]:
 
 
 def _row(key: GrantKey, change: Grant, revision: int, at_ns: int) -> LedgerRow:
-    place = key.place
-    return LedgerRow(
-        request_id=key.request_id,
-        revision=revision,
-        arrived_ns=at_ns,
-        first_token_ns=None,
-        closed_ns=at_ns,
-        posted_ns=at_ns,
-        settles_unpriced=0,
-        endpoint=ENDPOINT,
-        model=place.model,
-        served_model=place.served_model,
-        tenant=place.tenant,
-        team=place.team,
-        key_id=place.key_id,
-        instance=place.instance,
-        run_id=place.run_id,
-        step=None,
-        agent=place.agent,
-        outcome="ok",
-        status=0,
-        stream=0,
-        finish_reason=None,
-        error=None,
-        fresh_tokens=0,
-        hit_device_tokens=0,
-        hit_host_tokens=0,
-        hit_disk_tokens=0,
-        hit_pool_tokens=0,
-        hit_unknown_tokens=0,
-        write_tokens=0,
-        write_5m_tokens=0,
-        write_1h_tokens=0,
-        output_tokens=0,
-        reasoning_tokens=0,
-        usage_source="none",
-        hit_source="unknown",
-        gateway_prompt_tokens=None,
-        currency=place.currency,
-        price_version=place.price_version,
-        amount_nano=-change.amount_nano,
-        saved_nano=0,
-        unpriced_reason=None,
-        price_model=place.served_model,
-        price_at_ns=at_ns,
-        price_team=place.team,
-        price_region=None,
-        price_service_tier=None,
-        price_rule=f"{key.rule} {key.period}",
-        lines=msgspec.json.encode([(key.kind, change.quantity, -change.amount_nano)]).decode(),
-        attempts="[]",
-        usage_problems="[]",
-        labels="{}",
-    )
+    line = ChargeLine(key.kind, change.quantity, -change.amount_nano)
+    rule = f"{key.rule} {key.period}"
+    span_ns = (at_ns, at_ns)
+    return posting(CREDIT, key.request_id, revision, key.place, line, rule=rule, span_ns=span_ns, posted_ns=at_ns)

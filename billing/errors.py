@@ -8,6 +8,7 @@
     ├── ReportError           a report that was asked for by a name that there is none of
     ├── CorrectionError       a correction that cannot be computed: no price, another currency
     ├── ReconcileError        what the ledger should be compared with cannot be read
+    ├── StorageError          cache storage that cannot be charged: unreadable, told in two ways, without a price
     ├── PeriodError           a period that cannot be closed: closed already, or not over
     ├── BudgetExceeded        a request would go over a budget, or the budget cannot be judged and denies by its policy
     ├── BudgetStoreError      the store of budgets cannot be asked, or forgot what it had counted
@@ -49,6 +50,10 @@ class CorrectionError(BillingError):
 
 class ReconcileError(BillingError):
     """What the ledger should be compared with cannot be read."""
+
+
+class StorageError(BillingError):
+    """Cache storage cannot be charged."""
 
 
 class PeriodError(BillingError):

@@ -22,6 +22,8 @@ from typing import Any, TextIO
 
 from billing.credits import CREDIT_CLASSES
 from billing.errors import ReportError
+from billing.meter import storage_charge
+from billing.posting import STORAGE, is_correction
 from billing.prices import PriceBook
 from billing.rates import RATE_PER_NANO, NoPrice, RateCard
 from billing.reports import format_money
@@ -51,6 +53,10 @@ METERS: dict[str, str] = {
 }
 CHARGE_CATEGORIES = ("Usage", "Adjustment", "Credit")
 _ADJUSTMENTS = ("minimum",)
+#: Units of what is not counted in tokens.
+_UNITS = {"request": "Requests", STORAGE: "Token-Hours"}
+UNITS = ("Tokens", *_UNITS.values())
+_SECOND_NS, _HOUR_S, _NANO = 10**9, 3600, Decimal(1).scaleb(-9)
 #: Columns that the validator wants to see and that say nothing here.
 _EMPTY = (
     "AvailabilityZone",
@@ -174,7 +180,7 @@ def export(
 
 def _add(result: FocusExport, row: LedgerRow, charge: Charge, book: PriceBook) -> None:
     assert charge.basis is not None
-    card, listed = _cards(book, charge.basis, row.usage().prompt_tokens) if not row.revision else (None, None)
+    card, listed = _cards(book, charge.basis, row.usage().prompt_tokens) if not is_correction(row) else (None, None)
     for line in charge.lines:
         key = _key(row, charge.basis, line.token_class, detail=result.options.detail)
         found = result.sums.get(key)
@@ -190,6 +196,8 @@ def _list_cost(line: ChargeLine, listed: RateCard | None, book: PriceBook) -> in
     """Return what a line costs without prices of a team. What has no such price is listed at what it costs."""
     if listed is not None and line.token_class == "request":
         return line.quantity * listed.request_fee_nano
+    if listed is not None and line.token_class == STORAGE and listed.storage_pico is not None:
+        return storage_charge(line.quantity, _SECOND_NS, listed.storage_pico, book.rounding)
     rate = None if listed is None else listed.rates.get(line.token_class)
     return line.amount_nano if rate is None else book.rounding.divide(line.quantity * rate, RATE_PER_NANO)
 
@@ -215,13 +223,21 @@ def _cards(book: PriceBook, basis: ChargeBasis, prompt_tokens: int) -> tuple[Rat
 
 
 def _unit_price(card: RateCard | None, token_class: str) -> Decimal | None:
-    """Return a class's price for one token or one request, exactly."""
+    """Return a class's price for one token, one request, or one token that is kept for an hour, exactly."""
     if card is None or token_class == "minimum":
         return None
     if token_class == "request":
         return Decimal(card.request_fee_nano).scaleb(-9)
-    rate = card.rates.get(token_class)
+    rate = card.storage_pico if token_class == STORAGE else card.rates.get(token_class)
     return None if rate is None else Decimal(rate).scaleb(-18)
+
+
+def _quantity(sums: _Sum, token_class: str) -> str:
+    """Return a quantity in its unit, with a decimal: the validator takes a whole number for none."""
+    if token_class != STORAGE:
+        return f"{sums.quantity}.0"
+    hours = (Decimal(sums.quantity) / _HOUR_S).quantize(_NANO).normalize()
+    return f"{hours:f}" if hours % 1 else f"{hours:.1f}"
 
 
 def _key(row: LedgerRow, basis: ChargeBasis, token_class: str, *, detail: bool) -> _Key:
@@ -239,7 +255,7 @@ def _key(row: LedgerRow, basis: ChargeBasis, token_class: str, *, detail: bool) 
         token_class=token_class,
         price_version=row.price_version,
         rule=basis.rule or "",
-        is_correction=row.revision > 0,
+        is_correction=is_correction(row),
         run=(row.run_id or "") if detail else "",
     )
 
@@ -261,8 +277,8 @@ def _price(price: Decimal | None) -> str:
 def _line(key: _Key, sums: _Sum, currency: str, options: FocusOptions) -> dict[str, str]:
     credits = key.token_class in CREDIT_CLASSES
     is_money = credits or key.token_class in _ADJUSTMENTS  # an amount that is no price of a quantity
-    unit = "Requests" if key.token_class == "request" else "Tokens"
-    quantity = "" if is_money else f"{sums.quantity}.0"  # the validator takes a whole number for no decimal
+    unit = _UNITS.get(key.token_class, "Tokens")
+    quantity = "" if is_money else _quantity(sums, key.token_class)
     billed, listed = format_money(sums.billed_nano), format_money(sums.list_nano)
     price, list_price = _price(sums.unit_price), _price(sums.list_unit_price)
     meter, region = METERS[key.token_class], key.region or options.region

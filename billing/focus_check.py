@@ -11,7 +11,7 @@ from datetime import datetime
 from decimal import Decimal, InvalidOperation
 
 from billing.credits import CREDIT_CLASSES
-from billing.focus import CHARGE_CATEGORIES, METERS
+from billing.focus import CHARGE_CATEGORIES, METERS, UNITS
 
 #: Columns whose values are a closed list, in the specification or in ours.
 CLOSED_LISTS: Mapping[str, frozenset[str]] = {
@@ -19,8 +19,8 @@ CLOSED_LISTS: Mapping[str, frozenset[str]] = {
     "ChargeClass": frozenset(("", "Correction")),
     "ChargeFrequency": frozenset(("Usage-Based",)),
     "PricingCategory": frozenset(("", "Standard")),
-    "PricingUnit": frozenset(("", "Tokens", "Requests")),
-    "ConsumedUnit": frozenset(("", "Tokens", "Requests")),
+    "PricingUnit": frozenset(("", *UNITS)),
+    "ConsumedUnit": frozenset(("", *UNITS)),
     "ServiceCategory": frozenset(("AI and Machine Learning",)),
     "ServiceSubcategory": frozenset(("Generative AI",)),
     "SkuMeter": frozenset(METERS.values()),

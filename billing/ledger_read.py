@@ -15,6 +15,7 @@ import msgspec
 
 from billing.database import Line, Place, database_at
 from billing.errors import RowsRemoved
+from billing.posting import CREDIT, POSTED_ENDPOINTS, STORAGE
 from billing.prices import PriceBook
 from billing.reports import LABEL, TIME_HOURS, Report, build_report, check_dimensions, report_of
 from billing.rollup import watermark
@@ -74,6 +75,8 @@ class Removal:
 
 
 _HITS = "hit_device_tokens + hit_host_tokens + hit_disk_tokens + hit_pool_tokens + hit_unknown_tokens"
+#: Rows that correct a request.
+_CORRECTS = f"revision > 0 AND endpoint NOT IN ({', '.join(map(repr, POSTED_ENDPOINTS))})"
 _TOTALS = f"""
 SELECT currency, count(*) - count(CASE WHEN revision > 0 THEN 1 END),
   count(*) - count(amount_nano) - sum(settles_unpriced),
@@ -221,20 +224,24 @@ class LedgerReader:
             raise _removed(kept_ns)
 
     def corrected(self) -> list[str]:
-        """Return the ids of the requests that have corrections (no credits) and are kept. Raises ``LedgerError``."""
+        """Return the ids of the requests that have corrections and are kept. Raises ``LedgerError``."""
         clause, values = self._kept(ALL_ROWS).sql()
         sql = f"""SELECT DISTINCT request_id FROM requests{clause or " WHERE true"}
-          AND revision > 0 AND endpoint <> 'credit' ORDER BY 1"""
+          AND {_CORRECTS} ORDER BY 1"""
         ids = [str(line[0]) for line in self._session.query(sql, values)]
         return [id for id in ids if self.history(id)[0].revision == 0] if values else ids
 
     def credits(self) -> Iterator[LedgerRow]:
         """Go through the credits that are kept, in the order in which they were posted. Raises ``LedgerError``."""
-        return self._rows(ALL_ROWS, "revision > 0 AND endpoint = 'credit'")
+        return self._rows(ALL_ROWS, f"revision > 0 AND endpoint = '{CREDIT}'")
+
+    def storage(self) -> Iterator[LedgerRow]:
+        """Go through the rows of cache storage that are kept, as they were posted. Raises ``LedgerError``."""
+        return self._rows(ALL_ROWS, f"revision > 0 AND endpoint = '{STORAGE}'")
 
     def corrections(self, where: RowFilter = ALL_ROWS) -> Iterator[LedgerRow]:
-        """Go through the corrections that are kept, credits aside. Raises ``LedgerError``."""
-        return self._rows(where, "revision > 0 AND endpoint <> 'credit'")
+        """Go through the corrections of requests that are kept. Raises ``LedgerError``."""
+        return self._rows(where, _CORRECTS)
 
     def history(self, request_id: str) -> list[LedgerRow]:
         """Return all rows of one request, in order of their revisions. Raises ``LedgerError``."""

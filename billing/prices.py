@@ -35,6 +35,7 @@ STANDARD_TIERS = frozenset({"default", "standard", "auto", "on_demand"})
 #: Lookups kept per book; model names come from clients, so the number is bounded.
 LOOKUP_CACHE_ENTRIES = 4096
 
+_PLAIN = (-1, -1, "")  # no context tier, no window, no service tier
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -66,7 +67,6 @@ class _Entry:
     context_above: tuple[int, ...]
     windows: tuple[CalendarWindow, ...]
     cards: Mapping[tuple[int, int, str], RateCard]
-    storage_pico_per_mtok_hour: int | None
     cache_terms: CacheTerms
 
     def fits(self, model: str, team: str | None, region: str | None) -> bool:
@@ -167,7 +167,7 @@ class PriceBook:
         entry = self._in_force(model, at_ns, team, region)
         if isinstance(entry, NoPrice):
             return entry
-        rate = entry.storage_pico_per_mtok_hour
+        rate = entry.cards[_PLAIN].storage_pico
         return NoPrice("no_rate:storage") if rate is None else rate
 
     def cache_terms(self, model: str, at_ns: int, team: str | None = None, region: str | None = None) -> CacheTerms:
@@ -223,7 +223,7 @@ def _compile(entry: PriceEntry, where: str, holidays: Mapping[str, tuple[date, .
             rates = entry.service_tiers[tier].apply(rates)
             rule += f" tier {tier}"
         exact = {name: _pico(rate, f"{rule}: {name}", faults) for name, rate in rates.items()}
-        cards[context, window, tier] = RateCard(rule, exact, fee, minimum)
+        cards[context, window, tier] = RateCard(rule, exact, fee, minimum, storage)
     compiled = _Entry(
         models=re.compile("|".join(translate(pattern) for pattern in entry.models)),
         teams=None if entry.teams is None else frozenset(entry.teams),
@@ -233,7 +233,6 @@ def _compile(entry: PriceEntry, where: str, holidays: Mapping[str, tuple[date, .
         context_above=tuple(tier.above_prompt_tokens for tier in entry.context),
         windows=tuple(window.window(holidays) for window in entry.windows),
         cards=cards,
-        storage_pico_per_mtok_hour=storage,
         cache_terms=CacheTerms(entry.cache_minimum_tokens or 0, entry.cache_lifetime_s),
     )
     return compiled, faults

@@ -78,6 +78,7 @@ class RateCard:
     rates: Mapping[str, int]  # token class -> pico-units per million tokens
     request_fee_nano: int = 0
     request_minimum_nano: int = 0
+    storage_pico: int | None = None  # for keeping a million tokens cached for an hour
 
 
 @dataclass(frozen=True, slots=True)

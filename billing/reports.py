@@ -68,7 +68,8 @@ def time_key(name: str, hour: int) -> str:
 class Sums:
     """What is summed, as ``billing.rollup.SUMS`` does in SQL.
 
-    ``hits_not_told`` counts requests whose engine told nothing about hits; ``unpriced`` those that have no price yet.
+    ``corrections`` counts all rows that are no request, credits and cache storage as well; ``hits_not_told`` requests
+    whose engine told nothing about hits; ``unpriced`` those that have no price yet.
     """
 
     requests: int = 0

@@ -3,7 +3,7 @@
 ::
 
     list cost     what the usage costs without prices made for a team
-    charges       what it costs by the prices that hold, as it was first written
+    charges       what it costs by the prices that hold, as it was first written, cache storage included
     corrections   what was corrected since
     allowances    what was free (negative)
     lost hits     what the platform gives back (negative)
@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from billing.credits import ALLOWANCE, LOST_HITS, is_credit
 from billing.errors import ReportError
 from billing.focus import FocusExport
+from billing.posting import is_correction
 from billing.reports import format_money
 from billing.row import LedgerRow
 from billing.tables import aligned, printable, spreadsheet_text
@@ -99,7 +100,7 @@ def statement(
             else:
                 assert row.request_id.startswith(LOST_HITS)
                 line.lost_hits_nano += amount
-        elif row.revision:
+        elif is_correction(row):
             line.corrections_nano += amount
         else:
             line.charges_nano += amount

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from billing.corrections import explains
 from billing.database import Place
@@ -13,6 +14,7 @@ from billing.periods import closings
 from billing.prices import PriceBook
 from billing.row import LedgerRow
 from billing.settlement import unsettled
+from billing.storage import storage_faults
 from billing.tables import counted
 from tracing.record import Charge
 
@@ -85,7 +87,8 @@ def verify_history(history: Sequence[LedgerRow], books: Mapping[str, PriceBook],
 
 
 def verify_ledger(place: Place) -> Verification:
-    """Verify the whole ledger: rows, corrections, free allowances, rollups, closed periods, and that no row lies aside.
+    """Verify the whole ledger: rows, corrections, free allowances, cache storage, rollups, closed periods, and that no
+    row lies aside.
 
     Raises ``LedgerError``, ``PriceBookError``.
     """
@@ -94,13 +97,13 @@ def verify_ledger(place: Place) -> Verification:
         result = verify_rows(reader.rows(), books)
         for request_id in reader.corrected():
             verify_history(reader.history(request_id), books, result)
-        for text in unsettled(reader, books):
+        removal = reader.removal()
+        for text in chain(unsettled(reader, books), storage_faults(reader.storage(), books, is_whole=removal is None)):
             result.fault(text)
         rolled = [(t.currency, t.sums.requests, t.sums.amount_nano) for t in reader.report().totals]
         summed = [(t.currency, t.requests, t.amount_nano) for t in reader.totals()]
         if rolled != summed:
             result.fault(f"the rollups say {rolled}, the rows {summed}")
-        removal = reader.removal()
         for closing in closings(reader):
             if removal is not None and closing.until_ns < removal.before_ns:
                 continue  # its rows are gone; those sums are part of the removal's

@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
             raise ReportError(f"{args.month!r} is no month: write 2026-11") from None
         rows = _allowances(args) if args.action == "settle" else _lost_hits(args)
         for currency in sorted({row.currency for row in rows}):
-            total = -sum(row.amount_nano or 0 for row in rows if row.currency == currency)
-            print(f"{counted(len(rows), 'credit')}, together {format_money(total)} {currency}")
+            amounts = [row.amount_nano or 0 for row in rows if row.currency == currency]
+            print(f"{counted(len(amounts), 'credit')}, together {format_money(-sum(amounts))} {currency}")
         if not rows:
             print("nothing to post")
         elif not args.dry_run:

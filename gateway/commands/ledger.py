@@ -22,9 +22,13 @@ from billing.reports import format_money
 from billing.retention import month_start_ns, remove_rows
 from billing.row import LedgerRow
 from billing.settlement import settle_open_months
+from billing.shelf import PriceShelf
+from billing.storage import storage_rows
+from billing.storage_leases import read_leases
 from billing.tables import counted
 from billing.verify import verify_ledger
 from gateway.access.errors import AccessError
+from gateway.assembly import price_shelf
 from gateway.commands.report import add_ledger_arguments, ledger_place, parse_moment, utc_text
 from gateway.errors import SettingsError
 from gateway.settings.arguments import settings_of
@@ -46,13 +50,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     reprice.add_argument("--request", metavar="ID", help="only this request")
     reprice.add_argument("--unpriced", action="store_true", help="only requests that have no price yet")
     reprice.add_argument("--dry-run", action="store_true", help="say what it comes to and write nothing")
+    text = "post what keeping prompts cached has cost, by the hour, from a provider's list of them"
+    storage = actions.add_parser("storage", help=text)
+    storage.add_argument("file", type=Path, metavar="FILE", help="CSV, or JSON as Gemini's API lists cached contents")
+    storage.add_argument("--prices", type=Path, metavar="FILE", help="the price book (default: those of the settings)")
+    for who in ("tenant", "team", "key"):
+        storage.add_argument(f"--{who}", default="default", metavar="NAME", help="whose, where the file does not say")
+    storage.add_argument("--dry-run", action="store_true", help="say what it comes to and write nothing")
     remove = actions.add_parser("remove", help="remove the rows of closed, old months; their sums stay")
     which = remove.add_mutually_exclusive_group()
     which.add_argument("--before", metavar="TIME", help="the first instant of a month (UTC): 2026-01-01")
     which.add_argument("--keep-months", type=int, metavar="N", help="keep this month and N before it")
     migrate = actions.add_parser("migrate", help="make or bring up the tables of a ledger in PostgreSQL")
     migrate.add_argument("--grant", metavar="ROLE", help="then let this role run gateways, and no more")
-    add_ledger_arguments(parser, verify, close, periods, reprice, remove, migrate)
+    add_ledger_arguments(parser, verify, close, periods, reprice, storage, remove, migrate)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,11 +79,13 @@ def run(args: argparse.Namespace) -> int:
                 return _periods(place)
             case "remove":
                 return _remove(place, args)
+            case "storage":
+                return _storage(place, args)
             case "migrate":
                 return _migrate(place, args.grant)
             case _:
                 return _reprice(place, args)
-    except (BillingError, SettingsError, AccessError) as error:
+    except (BillingError, SettingsError, AccessError, OSError) as error:
         print(f"keepwarm ledger: {error}", file=sys.stderr)
         return 1
 
@@ -126,6 +139,26 @@ def _reprice(place: Place, args: argparse.Namespace) -> int:
     print(f"{counted(len(rows), 'correction')}, together {format_money(change)} {book.currency}")
     if rows and not args.dry_run:
         Ledger(place).register(book)
+        post(place, rows)
+    return 0
+
+
+def _storage(place: Place, args: argparse.Namespace) -> int:
+    leases = read_leases(args.file.read_text("utf-8"), tenant=args.tenant, team=args.team, key_id=args.key)
+    shelf = price_shelf(settings_of(args)) if args.prices is None else PriceShelf(PriceBook.load(args.prices))
+    with LedgerReader(place) as reader:
+        removal = reader.removal()
+        kept_ns = 0 if removal is None else removal.before_ns
+        rows = storage_rows(leases, shelf.book_for, reader.storage(), time.time_ns(), kept_ns)
+    for currency in sorted({row.currency for row in rows}):
+        chosen = [row.amount_nano or 0 for row in rows if row.currency == currency]
+        print(f"{counted(len(chosen), 'row')} of storage, together {format_money(sum(chosen))} {currency}")
+    if not rows:
+        print("nothing to post")
+    elif not args.dry_run:
+        ledger = Ledger(place)
+        for book in shelf.books:
+            ledger.register(book)
         post(place, rows)
     return 0
 

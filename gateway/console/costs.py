@@ -12,8 +12,8 @@ from typing import Final
 
 from markupsafe import Markup
 
-from billing.credits import ENDPOINT
 from billing.ledger_read import RowFilter
+from billing.posting import CREDIT
 from billing.reports import Group, Report, assemble
 from billing.trend_chart import caption, trend_svg
 from gateway.console.formats import Amount, count, money, share
@@ -111,7 +111,7 @@ def _total(total: Group, groups: Report, trend: Report, kinds: Report) -> CostTo
     currency, sums = total.currency, total.sums
     rows = [group for group in groups.groups if group.currency == currency]
     points = [group for group in trend.groups if group.currency == currency]
-    back = -sum(g.sums.amount_nano for g in kinds.groups if g.key == (ENDPOINT,) and g.currency == currency)
+    back = -sum(g.sums.amount_nano for g in kinds.groups if g.key == (CREDIT,) and g.currency == currency)
     return CostTotal(
         currency=currency,
         requests=count(sums.requests),

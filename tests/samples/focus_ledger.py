@@ -7,14 +7,16 @@ from pathlib import Path
 
 from billing.allowances import period_of
 from billing.corrections import correct
-from billing.credits import LOST_HITS, Grant, GrantKey, credit_rows, place_of
+from billing.credits import LOST_HITS, Grant, GrantKey, credit_rows
 from billing.ledger import Ledger
 from billing.ledger_read import LedgerReader
 from billing.meter import charge
 from billing.periods import post
+from billing.posting import place_of
 from billing.prices import PriceBook
 from billing.row import LedgerRow
 from billing.settlement import settle
+from billing.storage import Lease, storage_rows
 from tests.samples.billed import START_NS, altered, billed, died_in_flight, unpriced
 from tracing.record import RequestRecord, Usage, UsageSource
 
@@ -32,12 +34,14 @@ per = ["team"]
 models = ["big-*"]
 teams = ["team-1"]
 request_fee = 0.0001
+storage_per_hour = 1
 rates = { fresh = 1.1, hit = 0.1, write_5m = 1.2, output = 4.4 }
 
 [[price]]
 models = ["big-*"]
 request_fee = 0.0002
 request_minimum = 0.004
+storage_per_hour = 4.5
 rates = { fresh = 2.2, hit = 0.22, write_5m = 2.4, output = 8.8, reasoning = 9.9 }
 service_tiers = { batch = { multiplier = 0.5 } }
 
@@ -80,7 +84,7 @@ def contracted(number: int, book: PriceBook) -> RequestRecord:
 
 
 def fill(path: Path, count: int = 60) -> None:
-    """Write the requests, correct some of them by a later book, settle what is free."""
+    """Write the requests, correct some of them by a later book, settle what is free, keep some prompts cached."""
     book, default, later = contracts(), PriceBook.default(), PriceBook.from_toml(DEARER_TOML)
     with Ledger(path) as ledger:
         for known in (book, default, later):
@@ -98,6 +102,9 @@ def fill(path: Path, count: int = 60) -> None:
     for month in ("2026-09", "2026-10"):
         settle(path, month, START_NS + 60 * 86_400 * 10**9)
     give_back(path, chosen[1][0])
+    kept = [Lease(f"cache-{n}", "big-0", 12_345, START_NS, START_NS + n * 5_000 * 10**9, "t", f"team-{n}", "k")
+            for n in range(3)]  # fmt: skip
+    post(path, storage_rows(kept, lambda model: book, (), START_NS + 60 * 86_400 * 10**9))
 
 
 def give_back(path: Path, row: LedgerRow) -> None:

@@ -12,12 +12,13 @@ import pytest
 
 from billing.allowances import grants
 from billing.corrections import correct
-from billing.credits import ENDPOINT, Grant, is_credit
+from billing.credits import Grant, is_credit
 from billing.errors import PeriodError, PriceBookError
 from billing.ledger import Ledger
 from billing.ledger_read import LedgerReader, RowFilter
 from billing.meter import charge
 from billing.periods import close_period, post
+from billing.posting import CREDIT
 from billing.prices import PriceBook
 from billing.row import LedgerRow, row_of
 from billing.settlement import settle, settle_open_months
@@ -185,7 +186,7 @@ def test_settling_is_exact_under_concurrent_writers_and_settlers(tmp_path: Path)
         assert reader.corrected() == []
     assert sum(row.amount_nano or 0 for row in credits) == -2_000 * 1000
     assert (totals[0].requests, totals[0].amount_nano) == (100, 100 * 140_000 - 2_000_000)
-    assert by_team["a", ENDPOINT] == by_team["b", ENDPOINT] == -1_000_000
+    assert by_team["a", CREDIT] == by_team["b", CREDIT] == -1_000_000
     assert verify_ledger(path).faults == []
 
 
