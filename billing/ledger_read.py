@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter, sub
 from types import TracebackType
 from typing import Literal
@@ -166,20 +166,19 @@ class LedgerReader:
         with self._session.reading():
             lines = self._lines(question)
             if question.label is not None:
-                lines += self._unlabelled(question, lines)
-        return report_of(by, lines)
+                labelled = list(lines)
+                lines = chain(labelled, self._unlabelled(question, labelled))
+            return report_of(by, lines)
 
-    def _lines(self, question: Question) -> list[Line]:
-        """Return the lines of a question; those of one bucket and key may be several."""
+    def _lines(self, question: Question) -> Iterator[Line]:
+        """Go through the lines of a question; those of one bucket and key may be several."""
         first, last = self._session.query("SELECT min(hour), max(hour) FROM rollups")[0]
         hours = None if first is None else (int(first), int(last))
         kept_ns = self._kept(ALL_ROWS).since_ns
-        lines: list[Line] = []
         for query in queries(question, watermark(self._session), hours, self._session.labels_sql):
             if kept_ns is not None and query.oldest_row_ns is not None and query.oldest_row_ns < kept_ns:
                 raise _removed(kept_ns)
-            lines += self._session.query(query.sql, query.parameters)
-        return lines
+            yield from self._session.stream(query.sql, query.parameters)
 
     def _unlabelled(self, question: Question, labelled: Sequence[Line]) -> list[Line]:
         """Return the lines of the rows that lack the label: all less those that have it."""

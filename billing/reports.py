@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from functools import lru_cache
 from operator import add, attrgetter
+from typing import Any, NamedTuple
 
 from billing.errors import ReportError
 from billing.meter import NANO_PER_UNIT
@@ -130,9 +131,8 @@ SUM_NAMES = tuple(field.name for field in fields(Sums))
 _values = attrgetter(*SUM_NAMES)
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The rows that share one value in each dimension, and one currency."""
+class Group(NamedTuple):
+    """The rows that share one value in each dimension, and one currency. A report may have half a million."""
 
     key: tuple[str, ...]
     currency: str
@@ -166,24 +166,39 @@ def build_report(rows: Iterable[LedgerRow], by: Sequence[str] = ()) -> Report:
 
 def assemble(by: Sequence[str], found: Mapping[tuple[tuple[str, ...], str], Sums]) -> Report:
     """Return the report over groups that are summed already, keyed by (key, currency)."""
+    totals: dict[str, list[int]] = {}
+    for (_, currency), sums in found.items():
+        _add_to(totals, currency, _values(sums))
+    return _report(by, found, totals)
+
+
+def _add_to(totals: dict[str, list[int]], currency: str, numbers: Sequence[int]) -> None:
+    total = totals.get(currency)
+    if total is None:
+        totals[currency] = list(numbers)
+    else:
+        total[:] = map(add, total, numbers)
+
+
+def _report(
+    by: Sequence[str], found: Mapping[tuple[tuple[str, ...], str], Sums], totals: Mapping[str, Sequence[int]]
+) -> Report:
+    """Put groups in their order. Two sorts by one kind of value each take half the time of one by all three."""
     groups = [Group(key, currency, sums) for (key, currency), sums in found.items()]
     if _TIME.intersection(by):
-        groups.sort(key=lambda group: (group.currency, group.key))
+        groups.sort(key=attrgetter("key"))
     else:
-        groups.sort(key=lambda group: (group.currency, -group.sums.amount_nano, group.key))
-    totals: dict[str, list[int]] = {}
-    for group in groups:
-        total = totals.setdefault(group.currency, [0] * len(SUM_NAMES))
-        total[:] = map(add, total, _values(group.sums))
-    return Report(
-        tuple(by), tuple(groups), tuple(Group((), currency, Sums(*total)) for currency, total in totals.items())
-    )
+        groups.sort(key=lambda group: (-group.sums.amount_nano, group.key))
+    groups.sort(key=attrgetter("currency"))
+    whole = (Group((), currency, Sums(*totals[currency])) for currency in sorted(totals))
+    return Report(tuple(by), tuple(groups), tuple(whole))
 
 
-def report_of(by: Sequence[str], lines: Iterable[Sequence[object]]) -> Report:
+def report_of(by: Sequence[str], lines: Iterable[Sequence[Any]]) -> Report:
     """Return the report over the lines of ``billing.rollup_query.queries``: time bucket, keys, currency, sums.
 
-    Lines of the same group are added. Cost: some 5 µs a line.
+    Lines of the same group are added. Cost: some 5 µs a line; totals are added while a line is at hand, since half a
+    million groups are in no processor's cache when they are gone through again.
     """
     times = [name for name in by if name in TIME_HOURS]
     hours = min((TIME_HOURS[name] for name in times), default=1)
@@ -191,22 +206,25 @@ def report_of(by: Sequence[str], lines: Iterable[Sequence[object]]) -> Report:
     width = 1 + len(keys)  # then the currency, then the sums
     places = [0 if name in TIME_HOURS else 1 + keys.index(name) for name in by]
     found: dict[tuple[tuple[str, ...], str], Sums] = {}
+    totals: dict[str, list[int]] = {}
     for line in lines:
         if times:
             words = tuple(
-                str(line[place]) if place else time_key(name, int(str(line[0])) * hours)
+                line[place] if place else time_key(name, line[0] * hours)
                 for name, place in zip(by, places, strict=True)
             )
         else:
-            words = tuple(map(str, line[1:width]))
-        key, numbers = (words, str(line[width])), line[width + 1 :]
-        # One database adds integers to integers, the other to decimals; the last column is a sum in both.
-        sums = Sums(*(numbers if type(numbers[-1]) is int else [int(str(number)) for number in numbers]))  # type: ignore[arg-type]
+            words = line[1:width]
+        currency, numbers = line[width], line[width + 1 :]
+        if type(numbers[-1]) is not int:  # PostgreSQL adds integers to decimals; the last column is a sum in both
+            numbers = tuple(map(int, numbers))
+        _add_to(totals, currency, numbers)
+        sums, key = Sums(*numbers), (words, currency)
         if key in found:
             found[key].add(sums)
         else:
             found[key] = sums
-    return assemble(by, found)
+    return _report(by, found, totals)
 
 
 def check_dimensions(by: Sequence[str]) -> None:
