@@ -7,7 +7,7 @@ What is reserved by a process that dies stays reserved until its window ends.
 
 Where the store cannot be asked, or forgot what it had counted, each budget acts by its stated policy: ``deny``
 (default) until the store is there again and the window in which it forgot is over, or ``admit``, uncounted. A money
-budget acts by ``on_unpriced`` where a request has no price.
+budget acts by ``on_unpriced`` where a request has no price, or one in a currency that none of its budgets is in.
 """
 
 from __future__ import annotations
@@ -239,9 +239,7 @@ class Budgets:
         ``own``: budgets that hold for this spender, besides those that are there for all.
         """
         holds = []
-        for budget in (*self._budgets, *own):
-            if not budget.holds_for(who):
-                continue
+        for budget in _falling_under((*self._budgets, *own), who, most):
             start_ns, end_ns = budget.window.around(at_ns)
             amount = most.amount(budget)
             if amount is None and budget.on_unpriced is Policy.DENY and budget.hard:
@@ -358,6 +356,19 @@ class Budgets:
             await asyncio.wait(self._left)
             await asyncio.sleep(0)  # what each of them has reserved is given back now
         await self._due.join()
+
+
+def _falling_under(budgets: Sequence[Budget], who: Spender, most: Estimate) -> list[Budget]:
+    """Return the budgets that a request falls under.
+
+    Of those of money it is those in the currency of its price; where there are others only, it falls under these, and
+    they act as for a price that is not known.
+    """
+    holding = [budget for budget in budgets if budget.holds_for(who)]
+    money = [budget for budget in holding if budget.unit is Unit.MONEY]
+    if most.nano is None or not any(budget.currency == most.currency for budget in money):
+        return holding
+    return [budget for budget in holding if budget.unit is not Unit.MONEY or budget.currency == most.currency]
 
 
 @dataclass(frozen=True, slots=True)

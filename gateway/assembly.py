@@ -147,8 +147,15 @@ def model_options(settings: Settings) -> list[ModelOptions]:
     ]
 
 
-def budgets_of(settings: Settings, currency: str) -> list[Budget]:
-    """Return the budgets; money is in the price book's currency."""
+def budgets_of(settings: Settings, shelf: PriceShelf) -> list[Budget]:
+    """Return the budgets; money is in the main book's currency where nothing else is said.
+
+    Raises ``SettingsError`` for a currency that no book is in.
+    """
+    known = {book.currency for book in shelf.books}
+    for budget in settings.billing.budgets:
+        if budget.currency is not None and budget.currency not in known:
+            raise SettingsError(f"budget {budget.name!r} is in {budget.currency}, price books in {', '.join(sorted(known))}")
     return [
         Budget(
             name=budget.name,
@@ -157,7 +164,7 @@ def budgets_of(settings: Settings, currency: str) -> list[Budget]:
             window=Window(budget.window),
             only=tuple((subject, value) for subject in SUBJECTS if (value := getattr(budget, subject)) is not None),
             per=budget.per,
-            currency=currency,
+            currency=budget.currency or shelf.default.currency,
             hard=budget.hard,
             alerts=budget.alerts,
             on_outage=Policy(budget.on_outage),

@@ -66,7 +66,7 @@ async def opened_spending(
     except CountsUnavailable as error:
         raise SettingsError(str(error)) from None
     stack.push_async_callback(counts.close)
-    listed = assembly.budgets_of(settings, shelf.default.currency)
+    listed = assembly.budgets_of(settings, shelf)
     store = await asyncio.to_thread(assembly.budget_store, settings, [*listed, *keeper.budgets()])
     stack.push_async_callback(store.close)
     webhook = settings.billing.alert_webhook

@@ -112,8 +112,9 @@ async def _address(settings: Settings) -> str:
 
 
 async def _prices(settings: Settings) -> str:
-    books = assembly.price_shelf(settings).books
-    return "; ".join(f"{book.name}, version {book.version}, {book.currency}" for book in books)
+    shelf = assembly.price_shelf(settings)
+    assembly.budgets_of(settings, shelf)
+    return "; ".join(f"{book.name}, version {book.version}, {book.currency}" for book in shelf.books)
 
 
 async def _keys(settings: Settings) -> str:

@@ -16,7 +16,8 @@ class BudgetSettings(Section):
 
     name: Name
     unit: Literal["calls", "tokens", "money"]
-    limit: Annotated[Decimal, Field(ge=0, le=10**9)]  # calls, tokens, or units of the price book's currency
+    limit: Annotated[Decimal, Field(ge=0, le=10**9)]  # calls, tokens, or units of the currency
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] | None = None  # of money; None: the main price book's
     window: Literal["minute", "hour", "day", "week", "month"]
     tenant: str | None = None  # only the requests of this one …
     team: str | None = None
@@ -33,6 +34,8 @@ class BudgetSettings(Section):
         exact = self.limit.scaleb(9) if self.unit == "money" else self.limit
         if exact != exact.to_integral_value():
             raise ValueError("limit: must be a whole number, or for money have at most nine decimals")
+        if self.currency is not None and self.unit != "money":
+            raise ValueError("currency: only money has one")
         return self
 
 

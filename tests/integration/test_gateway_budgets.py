@@ -171,3 +171,21 @@ async def test_the_larger_of_two_output_limits_is_reserved(tmp_path: Path) -> No
         client.chat(max_tokens=1, max_completion_tokens=10**6) as response,
     ):
         assert response.status == 429
+
+
+async def test_a_second_book_has_budgets_in_its_own_currency(tmp_path: Path) -> None:
+    main, second = tmp_path / "main.toml", tmp_path / "second.toml"
+    main.write_text(PRICES.replace('"m"', '"other"'))
+    second.write_text(PRICES.replace("USD", "CNY"))
+    prices = {"prices": str(main), "books": [{"prices": str(second), "models": ["m"]}]}
+    dollars = {"name": "dollars", "unit": "money", "limit": "10", "window": "month"}
+    yuan = dollars | {"name": "yuan", "currency": "CNY"}
+    for number, (budgets, status) in enumerate(
+        (([dollars], 429), ([dollars, yuan], 200), ([dollars, yuan | {"limit": "0.000001"}], 429))
+    ):
+        async with (
+            ScriptedEngine() as engine,
+            gateway_for([engine], tmp_path / str(number), billing={"budgets": budgets, **prices}) as client,
+            client.chat(max_tokens=10) as response,
+        ):
+            assert response.status == status

@@ -188,6 +188,22 @@ async def test_an_unknown_price_acts_by_policy(store: SqliteBudgetStore) -> None
     await store.close()
 
 
+async def test_each_currency_has_budgets_of_its_own(store: SqliteBudgetStore) -> None:
+    euro = Budget("euro", Unit.MONEY, 150, Window.DAY, currency="EUR")
+    budgets = Budgets([MONEY, euro, CALLS], store)
+    in_euro = Estimate(10, 100, "EUR")
+    ticket = await budgets.admit(WHO, in_euro, NOW_NS)
+    assert [hold.budget.name for hold in ticket.holds] == ["euro", "calls"]
+    assert [hold.budget.name for hold in (await budgets.admit(WHO, estimate(1), NOW_NS)).holds] == ["money", "calls"]
+    with pytest.raises(BudgetExceeded, match="euro: exhausted"):
+        await budgets.admit(WHO, in_euro, NOW_NS)
+    with pytest.raises(BudgetExceeded, match="unpriced"):  # in no budget's currency: judged as unknown
+        await budgets.admit(WHO, Estimate(10, 1, "CNY"), NOW_NS)
+    with pytest.raises(BudgetExceeded, match="unpriced"):
+        await budgets.admit(WHO, Estimate(10, None, "EUR"), NOW_NS)
+    await store.close()
+
+
 async def test_a_store_that_is_away_acts_by_each_budgets_policy() -> None:
     lenient = Budget("lenient", Unit.CALLS, 1, Window.DAY, on_outage=Policy.ADMIT)
     budgets = Budgets([CALLS, lenient], Away())

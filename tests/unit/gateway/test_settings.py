@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway import assembly
 from gateway.errors import SettingsError
 from gateway.settings import load_settings
 
@@ -96,3 +97,15 @@ def test_secrets_do_not_show_in_errors_or_reprs(tmp_path: Path) -> None:
     assert "sk-hush" not in str(caught.value)
     settings = load_settings(_file(tmp_path, "[[keys]]\nid = 'k'\nsecret = 'sk-hush'\n"), environment={})
     assert "sk-hush" not in repr(settings)
+
+
+def test_a_budget_is_in_a_currency_that_a_price_book_has() -> None:
+    budget = {"name": "b", "unit": "money", "limit": "1", "window": "day"}
+    for currency, told in ((None, "USD"), ("USD", "USD")):
+        settings = load_settings(None, {"billing": {"budgets": [budget | {"currency": currency}]}}, {})
+        assert [each.currency for each in assembly.budgets_of(settings, assembly.price_shelf(settings))] == [told]
+    settings = load_settings(None, {"billing": {"budgets": [budget | {"currency": "EUR"}]}}, {})
+    with pytest.raises(SettingsError, match="budget 'b' is in EUR, price books in USD"):
+        assembly.budgets_of(settings, assembly.price_shelf(settings))
+    with pytest.raises(SettingsError, match="only money has one"):
+        load_settings(None, {"billing": {"budgets": [budget | {"unit": "calls", "currency": "USD"}]}}, {})
