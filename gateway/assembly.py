@@ -152,10 +152,10 @@ def budgets_of(settings: Settings, shelf: PriceShelf) -> list[Budget]:
 
     Raises ``SettingsError`` for a currency that no book is in.
     """
-    known = {book.currency for book in shelf.books}
+    known = sorted({book.currency for book in shelf.books})
     for budget in settings.billing.budgets:
         if budget.currency is not None and budget.currency not in known:
-            raise SettingsError(f"budget {budget.name!r} is in {budget.currency}, price books in {', '.join(sorted(known))}")
+            raise SettingsError(f"budget {budget.name!r} is in {budget.currency}, price books in {', '.join(known)}")
     return [
         Budget(
             name=budget.name,
