@@ -68,13 +68,18 @@ class Attribution:
     waste: list[Waste] = field(default_factory=list)
     prefixes: list[SharedPrefix] = field(default_factory=list)
 
-    def lost_by_cause(self) -> dict[Cause, tuple[int, ...]]:
-        """Return of each cause: requests, tokens, money, credit."""
-        return _summed((each.cause, (1, each.tokens, each.amount_nano, each.credit_nano)) for each in self.lost)
+    def lost_by_cause(self) -> dict[tuple[Cause, str], tuple[int, ...]]:
+        """Return of each cause and currency: requests, tokens, money, credit."""
+        return _summed(
+            ((each.cause, each.record.charge.currency), (1, each.tokens, each.amount_nano, each.credit_nano))
+            for each in self.lost
+        )
 
-    def waste_by_kind(self) -> dict[WasteKind, tuple[int, ...]]:
-        """Return of each kind: requests, tokens, money."""
-        return _summed((each.kind, (1, each.tokens, each.amount_nano)) for each in self.waste)
+    def waste_by_kind(self) -> dict[tuple[WasteKind, str], tuple[int, ...]]:
+        """Return of each kind and currency: requests, tokens, money."""
+        return _summed(
+            ((each.kind, each.record.charge.currency), (1, each.tokens, each.amount_nano)) for each in self.waste
+        )
 
 
 def attribute(

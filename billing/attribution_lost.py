@@ -17,8 +17,11 @@ One more is no loss of a prefix that is there: *client_changed*, where a run's s
 sent (a compacted history, an edited system prompt, tools in another order). It counts the tokens of the former prompt
 that the new one, being as long, could have hit.
 
-The money is what the tokens cost as fresh ones, less what a hit in the fastest priced tier costs. What the price book
-credits (``lost_hit_credits``) is a share of it.
+The money is what the tokens cost as fresh ones, less what a hit in the cheapest tier costs. What the price book credits
+(``lost_hit_credits``) is a share of it.
+
+All this follows from tokens. ``gateway.diagnosis.cards`` begins with these losses and then compares texts, so it counts
+some of them otherwise: ``docs/doctor.md`` says which.
 """
 
 from __future__ import annotations
@@ -168,12 +171,19 @@ def _terms(record: RequestRecord, book: PriceBook | None) -> CacheTerms:
     return book.cache_terms(basis.model, basis.at_ns, basis.team, basis.region)
 
 
-def _priced(record: RequestRecord, cause: Cause, tokens: int, book: PriceBook | None, card: RateCard | None) -> LostHit:
+def price_of_loss(tokens: int, book: PriceBook | None, card: RateCard | None) -> int | None:
+    """Return what tokens cost as fresh ones, less as hits in the cheapest tier, rounded once as the book says."""
     if book is None or card is None:
-        return LostHit(record, cause, tokens, 0, 0)
-    fresh = card.rates.get("fresh", 0)
+        return None
+    fresh = card.rates["fresh"]
     hit = min((card.rates[name] for name in _HIT_CLASSES if name in card.rates), default=fresh)
-    amount = book.rounding.divide(tokens * max(fresh - hit, 0), RATE_PER_NANO)
+    return book.rounding.divide(tokens * max(fresh - hit, 0), RATE_PER_NANO)
+
+
+def _priced(record: RequestRecord, cause: Cause, tokens: int, book: PriceBook | None, card: RateCard | None) -> LostHit:
+    amount = price_of_loss(tokens, book, card)
+    if book is None or amount is None:
+        return LostHit(record, cause, tokens, 0, 0)
     policy = book.file.lost_hit_credits
     credit = 0
     if policy is not None and cause in policy.causes:

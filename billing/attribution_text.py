@@ -31,12 +31,19 @@ def attribution_json(found: Attribution) -> dict[str, object]:
             for (writer, reader, cur), flow in sorted(found.flows.items())
         ],
         "lost": [
-            {"cause": cause.value, "requests": n, "tokens": tokens, "amount_nano": amount, "credit_nano": credit}
-            for cause, (n, tokens, amount, credit) in sorted(found.lost_by_cause().items())
+            {
+                "cause": cause.value,
+                "currency": cur,
+                "requests": n,
+                "tokens": tokens,
+                "amount_nano": amount,
+                "credit_nano": credit,
+            }
+            for (cause, cur), (n, tokens, amount, credit) in sorted(found.lost_by_cause().items())
         ],
         "waste": [
-            {"kind": kind.value, "requests": n, "tokens": tokens, "amount_nano": amount}
-            for kind, (n, tokens, amount) in sorted(found.waste_by_kind().items())
+            {"kind": kind.value, "currency": cur, "requests": n, "tokens": tokens, "amount_nano": amount}
+            for (kind, cur), (n, tokens, amount) in sorted(found.waste_by_kind().items())
         ],
         "prefixes": [asdict(prefix) for prefix in found.prefixes],
     }
@@ -76,21 +83,21 @@ def _tables(found: Attribution) -> Iterable[_Table]:
         ],
     )
     yield (
-        "Lost hits",
-        ["cause", "requests", "tokens", "lost", "credit"],
+        "Lost hits, by tokens alone ('keepwarm doctor' compares texts as well: docs/doctor.md says why figures differ)",
+        ["cause", "requests", "tokens", "lost", "credit", "currency"],
         1,
         [
-            [cause.value, *_counts(n, tokens), *_money(amount, credit)]
-            for cause, (n, tokens, amount, credit) in sorted(found.lost_by_cause().items())
+            [cause.value, *_counts(n, tokens), *_money(amount, credit), currency]
+            for (cause, currency), (n, tokens, amount, credit) in sorted(found.lost_by_cause().items())
         ],
     )
     yield (
         "Waste",
-        ["kind", "requests", "tokens", "wasted"],
+        ["kind", "requests", "tokens", "wasted", "currency"],
         1,
         [
-            [k.value, *_counts(n, tokens), *_money(amount)]
-            for k, (n, tokens, amount) in sorted(found.waste_by_kind().items())
+            [kind.value, *_counts(n, tokens), *_money(amount), currency]
+            for (kind, currency), (n, tokens, amount) in sorted(found.waste_by_kind().items())
         ],
     )
     yield (

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from billing.attribution import card_of
-from billing.attribution_lost import Cause, LostHit, LostHits
+from billing.attribution_lost import Cause, LostHit, LostHits, price_of_loss
 from billing.attribution_prefixes import Found, Prefixes
 from billing.prices import PriceBook
-from billing.rates import RATE_PER_NANO, RateCard
+from billing.rates import RateCard
 from gateway.diagnosis.repairs import repair
 from tracing.detail import BESIDE_THE_PROMPT, BreakKind, Comparison, Party, PromptChange, StepDetail, party_of
 from tracing.record import HitSource, RequestRecord, UsageSource
@@ -42,7 +42,6 @@ _CAUSES: Final = {
     Cause.UNKNOWN: BreakKind.UNKNOWN,
     Cause.CLIENT_CHANGED: BreakKind.UNKNOWN,
 }
-_HIT_CLASSES: Final = ("hit_device", "hit_host", "hit_disk", "hit_pool", "hit_unknown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,22 +249,13 @@ class _Step:
             kind=kind,
             party=party,
             lost_tokens=tokens,
-            lost_nano=price_difference(tokens, self.book, self.price),
+            lost_nano=price_of_loss(tokens, self.book, self.price),
             currency=record.charge.currency,
             lost_ttft_ns=_lost_time(record, tokens),
             is_estimated=is_estimated,
             change=change,
             repair=repair(kind, change),
         )
-
-
-def price_difference(tokens: int, book: PriceBook | None, price: RateCard | None) -> int | None:
-    """Return what tokens cost as fresh ones, less as hits in the cheapest tier, rounded once as the book says."""
-    if book is None or price is None or "fresh" not in price.rates:
-        return None
-    fresh = price.rates["fresh"]
-    hit = min((price.rates[name] for name in _HIT_CLASSES if name in price.rates), default=fresh)
-    return book.rounding.divide(tokens * max(fresh - hit, 0), RATE_PER_NANO)
 
 
 def without_words(card: BreakCard) -> BreakCard:

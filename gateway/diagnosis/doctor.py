@@ -128,7 +128,7 @@ def render_doctor(cards: Sequence[BreakCard], steps: int, *, limit: int) -> str:
             + (f", {each.lost_ttft_ns / 1e9:.2f} s of first-token time" if each.lost_ttft_ns else ""),
             *(f"   {line}" for line in card_lines(each.worst)),
         ]
-    return "\n".join(lines) + "\n"
+    return "\n".join((*lines, "", _OTHER_FIGURES)) + "\n"
 
 
 def card_lines(card: BreakCard) -> list[str]:
@@ -148,6 +148,10 @@ def card_lines(card: BreakCard) -> list[str]:
         lines.append(f"→ {card.repair}")
     return lines
 
+
+_OTHER_FIGURES = (
+    "'keepwarm attribution', which credits follow, counts by tokens alone: docs/doctor.md says why they differ."
+)
 
 _PARTIES = {
     Party.CLIENT: "changed by the client",

@@ -41,7 +41,7 @@ def told(records: list[RequestRecord], prices: PriceBook = BOOK, unit: str = "te
 def causes(*records: RequestRecord, prices: PriceBook = BOOK, **restarts: tuple[int, ...]) -> dict[Cause, int]:
     named = {name.replace("_", "-"): at for name, at in restarts.items()}
     found = attribute(records, {prices.version: prices}, restarts=named)
-    return {cause: values[1] for cause, values in found.lost_by_cause().items()}
+    return {cause: values[1] for (cause, _), values in found.lost_by_cause().items()}
 
 
 def test_who_computed_a_prefix_and_who_read_it() -> None:
@@ -187,9 +187,17 @@ class TestLostHits:
         assert (sums.lost_tokens, sums.lost_nano, sums.credit_nano) == (384, 384 * 900, 384 * 450)
 
 
+def test_money_of_two_currencies_is_never_added() -> None:
+    euro = PriceBook.from_toml((HEAD + PRICE).replace("USD", "EUR").replace("fresh = 1", "fresh = 2"))
+    records = [prefixed(n, "abc", book, at_s=n) for n, book in enumerate((BOOK, BOOK, euro))]
+    found = attribute(records, {book.version: book for book in (BOOK, euro)})
+    lost = {currency: amount for (_, currency), (_, _, amount, _) in found.lost_by_cause().items()}
+    assert lost == {"USD": 384 * 900, "EUR": 384 * 1900}
+
+
 class TestWaste:
     def kinds(self, *records: RequestRecord) -> dict[WasteKind, tuple[int, ...]]:
-        return told(list(records)).waste_by_kind()
+        return {kind: values for (kind, _), values in told(list(records)).waste_by_kind().items()}
 
     def test_a_conversation_sent_twice(self) -> None:
         second = prefixed(1, "ab", BOOK, hits=256, digest="d")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from billing.attribution import attribute
 from billing.prices import PriceBook
 from gateway.diagnosis.cards import BreakCard, diagnose
 from gateway.diagnosis.doctor import ailments, by_party, doctor_json, render_doctor
@@ -170,6 +171,20 @@ def test_agents_are_told_by_what_costs_most_and_totals_agree() -> None:
     assert "cheap" not in text
     assert doctor_json(cards, 6, limit=9)["lost_tokens"] == sum(card.lost_tokens for card in cards)
     assert render_doctor([], 6, limit=1).startswith("6 steps: no hit was lost")
+
+
+def test_without_texts_the_doctor_counts_as_attribution_does() -> None:
+    records = [
+        prefixed(0, "abcdef", BOOK, run="r"),
+        prefixed(1, "axcdef", BOOK, hits=STRIDE, run="r", previous=0, at_s=1),
+        prefixed(2, "abcdef", BOOK, run="s", at_s=2),
+        prefixed(3, "axcdefg", BOOK, hits=2 * STRIDE, run="s", previous=2, at_s=3),
+    ]
+    cards, found = told(records), attribute(records, {BOOK.version: BOOK}, unit="run")
+    for run in ("r", "s"):
+        mine, sums = [card for card in cards if card.run_id == run], found.units[run, "USD"]
+        assert sum(card.lost_tokens for card in mine) == sums.lost_tokens > 0
+        assert sum(card.lost_nano or 0 for card in mine) == sums.lost_nano
 
 
 def test_the_first_token_was_late_by_the_share_that_was_lost() -> None:
