@@ -23,9 +23,10 @@ from billing.credits import ALLOWANCE, Grant, GrantKey, is_credit, period_end
 from billing.posting import STORAGE, is_request, place_of
 from billing.price_file import AllowanceEntry
 from billing.prices import PriceBook
+from billing.rates import TOOLS
 from billing.row import LedgerRow
 
-_NO_TOKENS = ("request", "minimum", STORAGE)
+_NO_TOKENS = ("request", "minimum", STORAGE, *TOOLS)
 
 
 def period_of(ns: int, period: str) -> tuple[str, int]:

@@ -16,6 +16,7 @@ import msgspec
 from billing.errors import CorrectionError
 from billing.meter import recharge
 from billing.prices import PriceBook
+from billing.rates import TOOLS
 from billing.row import LedgerRow, SqlValue
 from tracing.record import ChargeBasis, Usage, UsageSource
 
@@ -56,8 +57,9 @@ def standing(history: Sequence[LedgerRow]) -> Standing:
             quantity, amount = lines.get(line.token_class, (0, 0))
             lines[line.token_class] = (quantity + line.quantity, amount + line.amount_nano)
     amounts = [row.amount_nano for row in history if row.amount_nano is not None]
+    tools = tuple((name, quantity) for name, (quantity, _) in lines.items() if name in TOOLS and quantity)
     return Standing(
-        usage=usage,
+        usage=replace(usage, tool_uses=tools),
         amount_nano=sum(amounts) if amounts else None,
         saved_nano=sum(row.saved_nano or 0 for row in history),
         lines={name: line for name, line in lines.items() if line != (0, 0)},

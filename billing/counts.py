@@ -10,7 +10,7 @@ The shapes differ (``billing.usage`` knows them); what is done with their number
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ class ProblemCode(StrEnum):
     HITS_DISAGREE = "hits_disagree"  # two fields tell different numbers of cached tokens
     TIERS_DISAGREE = "tiers_disagree"  # the tiers do not sum to the total of the hits
     WRITES_DISAGREE = "writes_disagree"  # the lifetimes do not sum to the total of the writes
+    UNKNOWN_TOOL = "unknown_tool"  # the API ran a tool that no price book has a name for
     TOTAL_DISAGREES = "total_disagrees"  # the parts do not sum to the reported total
 
 
@@ -141,6 +142,7 @@ class Counts:
         tiers: TierHits | None = None,
         writes: Writes = Writes(),
         reasoning: int | None = None,
+        tool_uses: tuple[tuple[str, int], ...] = (),
         source: UsageSource = UsageSource.ENGINE,
     ) -> UsageReading:
         """Split ``prompt`` (all prompt tokens, hits and writes included) into disjoint classes.
@@ -152,6 +154,7 @@ class Counts:
                 self.alarm(ProblemCode.MISSING, f"no {name} count")
         if prompt is None or output is None:
             known = Usage(fresh_tokens=prompt or 0, output_tokens=output or 0, source=UsageSource.MISSING)
+            known = replace(known, tool_uses=tool_uses)
             return UsageReading(known, tuple(self.problems))
         hits, hit_source = self._hits(cached, tiers)
         if hits.total > prompt:
@@ -179,6 +182,7 @@ class Counts:
             write_5m_tokens=writes.five_minutes,
             write_1h_tokens=writes.one_hour,
             hit_source=hit_source,
+            tool_uses=tool_uses,
         )
         return UsageReading(usage, tuple(self.problems))
 

@@ -25,7 +25,7 @@ from billing.errors import ReportError
 from billing.meter import storage_charge
 from billing.posting import STORAGE, is_correction
 from billing.prices import PriceBook
-from billing.rates import RATE_PER_NANO, NoPrice, RateCard
+from billing.rates import RATE_PER_NANO, TOOLS, NoPrice, RateCard
 from billing.reports import format_money
 from billing.rollup import HOUR_NS
 from billing.row import LedgerRow
@@ -46,6 +46,10 @@ METERS: dict[str, str] = {
     "output": "Output",
     "reasoning": "Output reasoning",
     "request": "Requests",
+    "web_search": "Web searches",
+    "web_fetch": "Web fetches",
+    "file_search": "File searches",
+    "code_execution": "Code executions",
     "minimum": "Minimum per request",
     "storage": "Cache storage",
     "allowance": "Free allowance",
@@ -54,8 +58,8 @@ METERS: dict[str, str] = {
 CHARGE_CATEGORIES = ("Usage", "Adjustment", "Credit")
 _ADJUSTMENTS = ("minimum",)
 #: Units of what is not counted in tokens.
-_UNITS = {"request": "Requests", STORAGE: "Token-Hours"}
-UNITS = ("Tokens", *_UNITS.values())
+_UNITS = {"request": "Requests", **dict.fromkeys(TOOLS, "Requests"), STORAGE: "Token-Hours"}
+UNITS = {"Tokens", *_UNITS.values()}
 _SECOND_NS, _HOUR_S, _NANO = 10**9, 3600, Decimal(1).scaleb(-9)
 #: Columns that the validator wants to see and that say nothing here.
 _EMPTY = (
@@ -194,8 +198,8 @@ def _add(result: FocusExport, row: LedgerRow, charge: Charge, book: PriceBook) -
 
 def _list_cost(line: ChargeLine, listed: RateCard | None, book: PriceBook) -> int:
     """Return what a line costs without prices of a team. What has no such price is listed at what it costs."""
-    if listed is not None and line.token_class == "request":
-        return line.quantity * listed.request_fee_nano
+    if listed is not None and (fee := listed.fee_nano(line.token_class)) is not None:
+        return line.quantity * fee
     if listed is not None and line.token_class == STORAGE and listed.storage_pico is not None:
         return storage_charge(line.quantity, _SECOND_NS, listed.storage_pico, book.rounding)
     rate = None if listed is None else listed.rates.get(line.token_class)
@@ -226,8 +230,8 @@ def _unit_price(card: RateCard | None, token_class: str) -> Decimal | None:
     """Return a class's price for one token, one request, or one token that is kept for an hour, exactly."""
     if card is None or token_class == "minimum":
         return None
-    if token_class == "request":
-        return Decimal(card.request_fee_nano).scaleb(-9)
+    if (fee := card.fee_nano(token_class)) is not None:
+        return Decimal(fee).scaleb(-9)
     rate = card.storage_pico if token_class == STORAGE else card.rates.get(token_class)
     return None if rate is None else Decimal(rate).scaleb(-18)
 

@@ -35,24 +35,28 @@ def charge(
     """
     basis = ChargeBasis(model, at_ns, team, region, service_tier)
     if usage is None or usage.source is UsageSource.MISSING:
-        return _unpriced(book, basis, "usage_missing")
+        return _unpriced(book, basis, "usage_missing", usage)
     if usage.source is UsageSource.NONE:
         return Charge(book.currency, book.version, amount_nano=0, saved_nano=0, basis=basis)
     card = book.card(model, at_ns, usage.prompt_tokens, team=team, region=region, service_tier=service_tier)
     if isinstance(card, NoPrice):
-        return _unpriced(book, basis, card.reason)
+        return _unpriced(book, basis, card.reason, usage)
     basis = ChargeBasis(model, at_ns, team, region, service_tier, card.rule)
     quantities = _quantities(usage, card)
     for token_class in quantities:
         if token_class not in card.rates:
-            return _unpriced(book, basis, f"no_rate:{token_class}")
-    lines = _lines(quantities, card, book.rounding)
+            return _unpriced(book, basis, f"no_rate:{token_class}", usage)
+    for tool, _ in usage.tool_uses:
+        if tool not in card.tool_fees_nano:
+            return _unpriced(book, basis, f"no_rate:{tool}", usage)
+    fees = _fees(usage, card)
+    lines = _lines(quantities, fees, card, book.rounding)
     return Charge(
         currency=book.currency,
         price_version=book.version,
         lines=tuple(lines),
         amount_nano=sum(line.amount_nano for line in lines),
-        saved_nano=_saved(quantities, card, book.rounding),
+        saved_nano=_saved(quantities, fees, card, book.rounding),
         basis=basis,
     )
 
@@ -69,8 +73,10 @@ def storage_charge(tokens: int, duration_ns: int, pico_per_mtok_hour: int, round
     return rounding.divide(tokens * duration_ns * pico_per_mtok_hour, RATE_PER_NANO * _HOUR_NS)
 
 
-def _unpriced(book: PriceBook, basis: ChargeBasis, reason: str) -> Charge:
-    return Charge(book.currency, book.version, unpriced_reason=reason, basis=basis)
+def _unpriced(book: PriceBook, basis: ChargeBasis, reason: str, usage: Usage | None) -> Charge:
+    """Return no amount. How often tools were used stands in lines, so that a later price finds it."""
+    lines = () if usage is None else tuple(ChargeLine(tool, uses, 0) for tool, uses in usage.tool_uses)
+    return Charge(book.currency, book.version, lines, unpriced_reason=reason, basis=basis)
 
 
 def _quantities(usage: Usage, card: RateCard) -> dict[str, int]:
@@ -92,16 +98,21 @@ def _quantities(usage: Usage, card: RateCard) -> dict[str, int]:
     return {name: quantity for name, quantity in classes.items() if quantity}
 
 
-def _lines(quantities: dict[str, int], card: RateCard, rounding: Rounding) -> list[ChargeLine]:
-    """Price each class; add the fee and what is missing to the minimum."""
+def _fees(usage: Usage, card: RateCard) -> list[ChargeLine]:
+    """Return what is charged for the request itself and for each use of a tool."""
+    fees = [ChargeLine("request", 1, card.request_fee_nano)] if card.request_fee_nano else []
+    return fees + [ChargeLine(tool, uses, uses * card.tool_fees_nano[tool]) for tool, uses in usage.tool_uses]
+
+
+def _lines(quantities: dict[str, int], fees: list[ChargeLine], card: RateCard, rounding: Rounding) -> list[ChargeLine]:
+    """Price each class; add the fees and what is missing to the minimum."""
     exact = {name: quantity * card.rates[name] for name, quantity in quantities.items()}
     if rounding.level is RoundingLevel.LINE:
         amounts = {name: rounding.divide(value, RATE_PER_NANO) for name, value in exact.items()}
     else:
         amounts = _share(exact, rounding.divide(sum(exact.values()), RATE_PER_NANO))
     lines = [ChargeLine(name, quantity, amounts[name]) for name, quantity in quantities.items()]
-    if card.request_fee_nano:
-        lines.append(ChargeLine("request", 1, card.request_fee_nano))
+    lines += fees
     below = card.request_minimum_nano - sum(line.amount_nano for line in lines)
     if below > 0:
         lines.append(ChargeLine("minimum", 1, below))
@@ -117,13 +128,13 @@ def _share(exact: dict[str, int], total: int) -> dict[str, int]:
     return amounts
 
 
-def _saved(quantities: dict[str, int], card: RateCard, rounding: Rounding) -> int:
+def _saved(quantities: dict[str, int], fees: list[ChargeLine], card: RateCard, rounding: Rounding) -> int:
     """Return what the same tokens cost without a cache, less what they cost, rounded once.
 
     Exact values are compared, so rounding of lines can't make a saving look like a loss.
     """
     fresh = card.rates["fresh"]
-    fee = card.request_fee_nano * RATE_PER_NANO
+    fee = sum(line.amount_nano for line in fees) * RATE_PER_NANO
     minimum = card.request_minimum_nano * RATE_PER_NANO
     cost = fee + sum(quantity * card.rates[name] for name, quantity in quantities.items())
     gain = sum(

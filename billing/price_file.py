@@ -182,6 +182,7 @@ class PriceEntry(_Strict):
     request_fee: Price = Decimal(0)
     request_minimum: Price = Decimal(0)
     storage_per_hour: Price | None = None
+    tool_fees: dict[Literal["web_search", "web_fetch", "file_search", "code_execution"], Price] = {}  # for each use
     cache_minimum_tokens: Annotated[StrictInt, Field(gt=0)] | None = None  # shorter prompts are never cached
     cache_lifetime_s: Annotated[StrictInt, Field(gt=0)] | None = None  # after the last use, unless written for longer
 

@@ -24,6 +24,8 @@ _CLASSES = {
     "output_mtok": ("output",),
     "output_reasoning_mtok": ("reasoning",),
 }
+#: Its prices by the thousand uses -> the tool.
+_TOOLS = {"web_searches_kcount": "web_search", "storage_searches_kcount": "file_search"}
 _TIERS = ({"processing": "batch"}, {"service_tier": "priority"}, {"service_tier": "flex"})
 
 
@@ -43,6 +45,7 @@ class _Entry:
     since: date | None = None
     until: date | None = None
     tiers: dict[str, dict[str, Decimal]] = field(default_factory=dict)
+    tools: dict[str, Decimal] = field(default_factory=dict)
 
 
 class _CannotSay(Exception):
@@ -83,10 +86,11 @@ def _entries(prices: object, variants: Iterable[object], name: str, left_out: li
         kind = type(constraint).__name__
         if kind not in ("NoneType", "StartDateConstraint"):
             raise _CannotSay("its price depends on the time of day: add a window by hand")
-        base, above = _rates(prices if part is None else part.prices, name, left_out)
+        values = prices if part is None else part.prices
+        base, above = _rates(values, name, left_out)
         if "fresh" not in base:
             raise _CannotSay("it has no price for input tokens")
-        found.append(_Entry(base, above, since=getattr(constraint, "start_date", None)))
+        found.append(_Entry(base, above, since=getattr(constraint, "start_date", None), tools=_tools(values)))
     found.sort(key=lambda entry: entry.since or date.min)
     for entry, following in pairwise(found):
         entry.until = following.since
@@ -128,7 +132,7 @@ def _rates(prices: object, name: str, left_out: list[str]) -> tuple[dict[str, De
     steps: dict[int, dict[str, Decimal]] = {}
     values: Mapping[str, object] = vars(prices)
     for unit, price in values.items():
-        if price is None:
+        if price is None or unit in _TOOLS:
             continue
         classes = _CLASSES.get(unit)
         if classes is None:
@@ -145,11 +149,18 @@ def _rates(prices: object, name: str, left_out: list[str]) -> tuple[dict[str, De
     return base, above
 
 
+def _tools(prices: object) -> dict[str, Decimal]:
+    """Return what one use of each tool costs."""
+    values: Mapping[str, object] = vars(prices)
+    return {tool: price / 1000 for unit, tool in _TOOLS.items() if isinstance(price := values.get(unit), Decimal)}
+
+
 def _toml(model: str, entry: _Entry) -> str:
     lines = ["[[price]]", f'models = ["{model}"]']
     lines += [f"effective_from = {entry.since.isoformat()}T00:00:00Z"] if entry.since else []
     lines += [f"effective_to = {entry.until.isoformat()}T00:00:00Z"] if entry.until else []
     lines.append(f"rates = {_table(entry.base)}")
+    lines += [f"tool_fees = {_table(entry.tools)}"] if entry.tools else []
     for tier, factors in entry.tiers.items():
         lines.append(f"service_tiers.{tier} = {{ multipliers = {_table(factors)} }}")
     for limit, rates in entry.above.items():

@@ -208,6 +208,7 @@ def _compile(entry: PriceEntry, where: str, holidays: Mapping[str, tuple[date, .
     storage = None
     if entry.storage_per_hour is not None:
         storage = _pico(entry.storage_per_hour, f"{where}.storage_per_hour", faults)
+    tools = {tool: _nano(price, f"{where}.tool_fees.{tool}", faults) for tool, price in entry.tool_fees.items()}
     cards = {}
     base = entry.rates.by_class()
     axes = (range(-1, len(entry.context)), range(-1, len(entry.windows)), ("", *entry.service_tiers))
@@ -223,7 +224,7 @@ def _compile(entry: PriceEntry, where: str, holidays: Mapping[str, tuple[date, .
             rates = entry.service_tiers[tier].apply(rates)
             rule += f" tier {tier}"
         exact = {name: _pico(rate, f"{rule}: {name}", faults) for name, rate in rates.items()}
-        cards[context, window, tier] = RateCard(rule, exact, fee, minimum, storage)
+        cards[context, window, tier] = RateCard(rule, exact, fee, minimum, storage, tools)
     compiled = _Entry(
         models=re.compile("|".join(translate(pattern) for pattern in entry.models)),
         teams=None if entry.teams is None else frozenset(entry.teams),

@@ -7,7 +7,7 @@ A rate is an integer number of pico-units (10⁻¹²) of the book's currency per
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 #: The closed set of rates. Usage has one field for each but ``reasoning``, which lies inside its output.
@@ -24,6 +24,9 @@ TOKEN_CLASSES = (
     "output",
     "reasoning",
 )
+
+#: The closed set of tools that APIs run themselves and charge for by use.
+TOOLS = ("web_search", "web_fetch", "file_search", "code_execution")
 
 #: Decimals of a price per million tokens that a rate can hold.
 PRICE_DECIMALS = 12
@@ -79,6 +82,11 @@ class RateCard:
     request_fee_nano: int = 0
     request_minimum_nano: int = 0
     storage_pico: int | None = None  # for keeping a million tokens cached for an hour
+    tool_fees_nano: Mapping[str, int] = field(default_factory=dict)  # tool -> for one use
+
+    def fee_nano(self, line: str) -> int | None:
+        """Return what one of a line costs that counts no tokens: ``request`` or a tool; ``None`` for others."""
+        return self.request_fee_nano if line == "request" else self.tool_fees_nano.get(line)
 
 
 @dataclass(frozen=True, slots=True)

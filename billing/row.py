@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 
 import msgspec
 
+from billing.rates import TOOLS
 from tracing.record import (
     Attempt,
     Charge,
@@ -115,6 +116,10 @@ class LedgerRow:
             hit_source=HitSource(self.hit_source),
         )
 
+    def billed_usage(self) -> Usage:
+        """Return all that the amount follows from: the token classes, and the uses of tools, which lines hold."""
+        return replace(self.usage(), tool_uses=tool_uses_of(self.charge().lines))
+
     def charge(self) -> Charge:
         """Return the charge as it was stored."""
         basis = None
@@ -145,6 +150,11 @@ class LedgerRow:
     def label(self, name: str) -> str | None:
         """Return one label of the request."""
         return msgspec.json.decode(self.labels, type=dict[str, str]).get(name)
+
+
+def tool_uses_of(lines: Iterable[ChargeLine]) -> tuple[tuple[str, int], ...]:
+    """Return how often each tool was used, as lines say."""
+    return tuple((line.token_class, line.quantity) for line in lines if line.token_class in TOOLS)
 
 
 @cache

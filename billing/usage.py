@@ -19,10 +19,12 @@ In streams these counts are cumulative: the last value counts, chunks are never 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from billing.counts import Counts, ProblemCode, TierHits, UsageReading, Writes
+from billing.rates import TOOLS
 from tracing.record import HitSource, Usage, UsageSource
 
 Json = Mapping[str, object]
@@ -75,8 +77,31 @@ def openai_usage(usage: Json | None, sglext: Json | None = None, *, silence_is_z
         if reasoning and total == prompt + output + reasoning:  # xAI: reasoning stands beside the completion
             output += reasoning
         counts.check_total(total, prompt + output)
-    writes = _openai_writes(counts, details)
-    return counts.close(prompt=prompt, output=output, cached=cached, tiers=tiers, writes=writes, reasoning=reasoning)
+    return counts.close(
+        prompt=prompt,
+        output=output,
+        cached=cached,
+        tiers=tiers,
+        writes=_openai_writes(counts, details),
+        reasoning=reasoning,
+        tool_uses=_tool_uses(counts, usage),
+    )
+
+
+def _tool_uses(counts: Counts, usage: Json | None) -> tuple[tuple[str, int], ...]:
+    """Read ``server_tool_use`` (Anthropic, OpenRouter): how often the API ran each of its tools.
+
+    A tool that is not known is an alarm: what it costs is in no line.
+    """
+    told = _object(usage, "server_tool_use") or {}
+    found = []
+    for field in sorted(told):
+        uses, tool = counts.read(told, field), str(field).removesuffix("_requests")
+        if uses and tool not in TOOLS:
+            counts.alarm(ProblemCode.UNKNOWN_TOOL, f"{uses} of {tool!r:.40}")
+        elif uses:
+            found.append((tool, uses))
+    return tuple(found)
 
 
 def _openai_writes(counts: Counts, details: Json | None) -> Writes:
@@ -154,8 +179,31 @@ def llamacpp_usage(usage: Json | None, timings: Json | None = None) -> UsageRead
     return UsageReading(reading.usage, reading.problems + tuple(counts.problems))
 
 
-def responses_usage(usage: Json | None) -> UsageReading:
-    """Read OpenAI's Responses API; in streams the usage of ``response.completed``, ``.incomplete`` or ``.failed``."""
+def _response_tools(counts: Counts, items: Sequence[object]) -> tuple[tuple[str, int], ...]:
+    """Count the calls that OpenAI charges for: searches (a page that is opened costs nothing).
+
+    What it charges otherwise, by container or by image, is an alarm.
+    """
+    found: Counter[str] = Counter()
+    for item in items:
+        if not isinstance(item, Mapping):
+            continue
+        match item.get("type"):
+            case "web_search_call":
+                action = _object(item, "action")
+                found["web_search"] += action is None or action.get("type") in (None, "search")
+            case "file_search_call":
+                found["file_search"] += 1
+            case "code_interpreter_call" | "image_generation_call" as kind:
+                counts.alarm(ProblemCode.UNKNOWN_TOOL, f"a {kind}")
+    return tuple(sorted((tool, uses) for tool, uses in found.items() if uses))
+
+
+def responses_usage(usage: Json | None, items: Sequence[object] = ()) -> UsageReading:
+    """Read OpenAI's Responses API; in streams the usage of ``response.completed``, ``.incomplete`` or ``.failed``.
+
+    ``items``: the response's output, since its usage does not tell which tools ran.
+    """
     counts = Counts()
     details = _object(usage, "input_tokens_details")
     prompt, output = counts.read(usage, "input_tokens"), counts.read(usage, "output_tokens")
@@ -167,6 +215,7 @@ def responses_usage(usage: Json | None) -> UsageReading:
         cached=counts.read(details, "cached_tokens"),
         writes=_openai_writes(counts, details),
         reasoning=counts.read(_object(usage, "output_tokens_details"), "reasoning_tokens"),
+        tool_uses=_response_tools(counts, items),
     )
 
 
@@ -185,6 +234,7 @@ def anthropic_usage(usage: Json | None) -> UsageReading:
         output=counts.read(usage, "output_tokens"),
         cached=read,
         writes=writes,
+        tool_uses=_tool_uses(counts, usage),
     )
 
 

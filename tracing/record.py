@@ -65,6 +65,7 @@ class Usage:
     write_5m_tokens: int = 0  # written to live five minutes
     write_1h_tokens: int = 0  # written to live an hour
     hit_source: HitSource = HitSource.UNKNOWN
+    tool_uses: tuple[tuple[str, int], ...] = ()  # tools that the API ran itself and charges for by use, how often each
 
     @property
     def hit_tokens(self) -> int:
@@ -92,7 +93,7 @@ class Usage:
 class ChargeLine:
     """One priced token class: ``amount_nano = quantity * unit price``, rounded as the book says."""
 
-    token_class: str  # a rate of billing.prices ("fresh", "hit_device", …, "output"), "request" or "minimum"
+    token_class: str  # a rate of billing.prices ("fresh", "hit_device", …, "output"), "request", "minimum", a tool
     quantity: int
     amount_nano: int
 

@@ -135,6 +135,8 @@ def _show(args: argparse.Namespace) -> int:
         print(f"  a request    {format_money(card.request_fee_nano)}")
     if card.request_minimum_nano:
         print(f"  at least     {format_money(card.request_minimum_nano)} a request")
+    for tool, fee in card.tool_fees_nano.items():
+        print(f"  {tool:<12} {format_money(fee)} for each use")
     storage = book.storage_rate(args.model, at_ns, args.team, args.region)
     if isinstance(storage, int):
         print(f"  storage      {_decimal(storage)} an hour")

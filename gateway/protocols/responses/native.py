@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -32,6 +32,7 @@ class NativeResponseReader:
         """``keep`` is given a whole response before its end goes out; ``model``: the name to show."""
         self._keep, self._model = keep, model
         self._sequence = 0
+        self._output: Sequence[object] = ()
         self.seen = Seen()
 
     def has_ended(self) -> bool:
@@ -84,7 +85,7 @@ class NativeResponseReader:
 
     def usage(self) -> UsageReading | None:
         """Return the engine's counts."""
-        return None if self.seen.usage is None else responses_usage(self.seen.usage)
+        return None if self.seen.usage is None else responses_usage(self.seen.usage, self._output)
 
     def _take(self, response: dict[str, object]) -> None:
         seen = self.seen
@@ -94,7 +95,8 @@ class NativeResponseReader:
         if response.get("status") not in ("completed", "incomplete"):
             seen.error = error_class(response.get("error"))
             return
-        for index, item in enumerate(output if isinstance(output, list) else ()):
+        self._output = output if isinstance(output, list) else ()
+        for index, item in enumerate(self._output):
             if isinstance(item, dict):
                 self._item(index, item)
         details = response.get("incomplete_details")
