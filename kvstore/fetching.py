@@ -22,6 +22,7 @@ from kvstore.in_flight import InFlight
 from kvstore.memory import ByteRows, copy_bytes, page_rows
 from kvstore.page import PageKey, Tier
 from kvstore.tiers.base import Found, Page, PageTier
+from kvstore.tiers.host import InPlaceTier
 
 log = logging.getLogger(__name__)
 
@@ -31,47 +32,53 @@ time was up is told of twice: at once, as having taken for ever, and when it has
 
 
 class Target(Protocol):
-    """Where one page is wanted."""
+    """Where the pages of one read are wanted, by their places among its keys."""
 
-    def view(self) -> memoryview | None:
-        """Return its memory where the processor reaches it, else ``None``."""
+    def view(self, place: int) -> memoryview | None:
+        """Return a page's memory where the processor reaches it in one piece, else ``None``."""
 
-    def fill(self, data: memoryview) -> None:
-        """Copy the page there."""
+    def fill(self, places: Sequence[int], data: Sequence[memoryview]) -> bool:
+        """Copy pages there; ``False`` if they cannot be: the read is then over, and these were not filled.
+
+        Nobody writes to the memory, or reads ``data``, after the call.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class BufferTarget:
-    """A caller's buffer."""
+    """A caller's buffers."""
 
-    buffer: memoryview
+    buffers: Sequence[memoryview]
 
-    def view(self) -> memoryview | None:
+    def view(self, place: int) -> memoryview | None:
         """See ``Target``."""
-        return self.buffer
+        return self.buffers[place]
 
-    def fill(self, data: memoryview) -> None:
+    def fill(self, places: Sequence[int], data: Sequence[memoryview]) -> bool:
         """See ``Target``."""
-        copy_bytes(self.buffer, data)
+        for place, one in zip(places, data, strict=True):
+            copy_bytes(self.buffers[place], one)
+        return True
 
 
 class Nowhere:
-    """Where a page is wanted that is only to be promoted."""
+    """Where pages are wanted that are only to be promoted."""
 
-    def view(self) -> memoryview | None:
+    def view(self, place: int) -> memoryview | None:
         """See ``Target``."""
         return None
 
-    def fill(self, data: memoryview) -> None:
+    def fill(self, places: Sequence[int], data: Sequence[memoryview]) -> bool:
         """See ``Target``."""
+        return True
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One call. ``lock`` is held while targets are written and while the future is completed."""
+    """One call. ``lock`` is held while its target is written and while the future is completed."""
 
     keys: Sequence[PageKey]
-    targets: Sequence[Target]
+    target: Target
     deadline_s: float
     to_first_gap: bool
     filled: list[Tier | None]
@@ -79,6 +86,22 @@ class _Job:
     lock: threading.Lock = field(default_factory=threading.Lock)
     started: bool = False
     reading: Tier | None = None  # below the host, at this moment
+    is_refused: bool = False  # by the target
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more may be, or can be, filled."""
+        return self.is_refused or self.future.done()
+
+    def fill(self, tier: Tier, places: Sequence[int], data: Sequence[memoryview]) -> None:
+        """Give the target pages that came from a tier, unless it is over; ``lock`` is held."""
+        if self.is_over or not places:
+            return
+        if not self.target.fill(places, data):
+            self.is_refused = True
+            return
+        for place in places:
+            self.filled[place] = tier
 
     def start(self) -> bool:
         """From here on the future cannot be cancelled; ``False`` if it is cancelled or complete already."""
@@ -115,13 +138,15 @@ class Fetcher:
         self._promotes = promotes
         self._on_read = on_read
         self._host = next((tier for tier in tiers if tier.tier is Tier.HOST), None)
+        self._in_place = self._host if isinstance(self._host, InPlaceTier) else None
         self._below = tuple(tier for tier in tiers if tier is not self._host)
         self._in_flight = in_flight
         page_bytes = tiers[0].page_bytes if tiers else 1
         self._window = max(1, window_bytes // page_bytes)
+        self.memory = [page_rows(self._window, page_bytes) for _ in range(threads if tiers else 0)]
         self._staging: queue.SimpleQueue[ByteRows] = queue.SimpleQueue()
-        for _ in range(threads if tiers else 0):
-            self._staging.put(page_rows(self._window, page_bytes))
+        for rows in self.memory:
+            self._staging.put(rows)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kvstore-fetch")
         self._lock = threading.Condition()
         self._due: list[tuple[float, int, _Job]] = []  # a heap by deadline
@@ -132,15 +157,15 @@ class Fetcher:
         self._watchdog.start()
 
     def start(
-        self, keys: Sequence[PageKey], targets: Sequence[Target], *, deadline_s: float, to_first_gap: bool
+        self, keys: Sequence[PageKey], target: Target, *, deadline_s: float, to_first_gap: bool
     ) -> Future[list[Tier | None]]:
-        """Fill each target with the page of its key; the result names the tier that each came from.
+        """Fill the target with the pages of the keys; the result names the tier that each came from.
 
-        Returns at once; the result comes within the deadline (of ``time.monotonic``), and no target is written after
-        it. The future can be cancelled only while it waits. With ``to_first_gap`` nothing is asked for beyond the first
-        window that has a miss in it.
+        Returns at once; the result comes within the deadline (of ``time.monotonic``), and the target is not written
+        after it. The future can be cancelled only while it waits. With ``to_first_gap`` nothing is asked for beyond the
+        first window that has a miss in it.
         """
-        job = _Job(keys, targets, deadline_s, to_first_gap, [None] * len(keys))
+        job = _Job(keys, target, deadline_s, to_first_gap, [None] * len(keys))
         with self._lock:
             if self._closed or not keys or not self._tiers:
                 job.future.set_result(list(job.filled))
@@ -171,7 +196,7 @@ class Fetcher:
             for start in range(0, len(job.keys), self._window):
                 places = range(start, min(start + self._window, len(job.keys)))
                 self._fill(job, list(places), staging)
-                if job.future.done() or (job.to_first_gap and any(job.filled[place] is None for place in places)):
+                if job.is_over or (job.to_first_gap and any(job.filled[place] is None for place in places)):
                     break
         finally:
             self._staging.put(staging)
@@ -180,7 +205,7 @@ class Fetcher:
     def _fill(self, job: _Job, places: Sequence[int], staging: ByteRows) -> None:
         """Fill one window: from host, then what nobody else is moving, then what somebody was."""
         missing = self._from_host(job, places)
-        if not missing:
+        if not missing or job.is_over:
             return
         if self._host is None:
             self._in_flight.wait([job.keys[place] for place in missing], job.deadline_s)
@@ -193,25 +218,31 @@ class Fetcher:
         finally:
             self._in_flight.release(mine)
         others = [place for place in missing if job.keys[place] not in own]
-        if others:
+        if others and not job.is_over:
             self._in_flight.wait([job.keys[place] for place in others], job.deadline_s)
             self._from_below(job, self._from_host(job, others), staging)
 
     def _from_host(self, job: _Job, places: Sequence[int]) -> list[int]:
         """Copy what the host tier has straight to where it is wanted; return the places of the rest."""
-        host = self._host
+        host, in_place = self._host, self._in_place
         if host is None:
             return list(places)
-        views = [job.targets[place].view() for place in places]
-        if any(view is None for view in views):
-            return list(places)  # it goes through staging, with what comes from below
+        keys, views = [job.keys[place] for place in places], [job.target.view(place) for place in places]
+        buffers = [view for view in views if view is not None]
         with job.lock:  # memory to memory: short, and nothing may be written once the job is done
-            if job.future.done():
+            if job.is_over:
                 return []
-            answers = host.get([job.keys[place] for place in places], [view for view in views if view is not None])
-            for place, answer in zip(places, answers, strict=True):
-                if answer is not None:
-                    job.filled[place] = host.tier
+            if len(buffers) == len(places):
+                answers = host.get(keys, buffers)
+                for place, answer in zip(places, answers, strict=True):
+                    if answer is not None:
+                        job.filled[place] = host.tier
+            elif in_place is not None:
+                answers = in_place.get_in_place(
+                    keys, lambda found, rows: job.fill(host.tier, [places[i] for i in found], rows)
+                )
+            else:
+                return list(places)  # it goes through staging, with what comes from below
         return [place for place, answer in zip(places, answers, strict=True) if answer is None]
 
     def _from_below(self, job: _Job, places: Sequence[int], staging: ByteRows) -> None:
@@ -219,24 +250,25 @@ class Fetcher:
         rows = {place: memoryview(row) for place, row in zip(places, staging, strict=False)}
         promoted: list[Page] = []
         forgotten = self._forgotten
-        through_staging = self._tiers if places and job.targets[places[0]].view() is None else self._below
+        through_staging = self._below
+        if self._in_place is None and places and job.target.view(places[0]) is None:
+            through_staging = self._tiers
         for tier in through_staging:
             places = [place for place in places if job.filled[place] is None]
-            if not places or job.future.done():
+            if not places or job.is_over:
                 break
             job.reading = tier.tier if tier.tier > Tier.HOST else None
             answers = self._read(tier, [job.keys[place] for place in places], [rows[place] for place in places])
             job.reading = None
+            found = [place for place, answer in zip(places, answers, strict=True) if answer is not None]
             with job.lock:
-                for place, answer in zip(places, answers, strict=True):
-                    if answer is None:
-                        continue
-                    if not job.future.done():
-                        job.targets[place].fill(rows[place])
-                        job.filled[place] = tier.tier
-                    if tier.tier > Tier.HOST:  # also for a caller that is gone: the next one has it sooner
-                        key, data = job.keys[place], rows[place]
-                        promoted.append(Page(key, answer.meta, data, answer.checksum, answer.expires_at_s))
+                job.fill(tier.tier, found, [rows[place] for place in found])
+            if tier.tier > Tier.HOST:  # also for a caller that is gone: the next one has it sooner
+                promoted += [
+                    Page(job.keys[place], answer.meta, rows[place], answer.checksum, answer.expires_at_s)
+                    for place, answer in zip(places, answers, strict=True)
+                    if answer is not None
+                ]
         if self._host is not None and self._promotes and promoted:
             self._host.put(promoted)
             if self._forgotten != forgotten:

@@ -20,9 +20,10 @@ from kvstore.behind import Behind, BehindOptions, Complete
 from kvstore.deadline import Allowance
 from kvstore.fetching import BufferTarget, Fetcher, Nowhere, OnRead, Target
 from kvstore.in_flight import InFlight
+from kvstore.memory import ByteRows
 from kvstore.page import Namespace, PageKey, Tier
-from kvstore.tiers.base import PIN_S, Page, PageTier, TierStats
-from kvstore.tiers.host import LendingTier
+from kvstore.tiers.base import PIN_S, NewPage, Page, PageTier, TierStats
+from kvstore.tiers.host import FillRows, InPlaceTier, LendingTier
 from kvstore.tiers.slotted import check_buffers
 
 AnswerT = TypeVar("AnswerT")
@@ -73,6 +74,7 @@ class PageStore:
         self.tiers = tuple(tiers)
         self._page_bytes = tiers[0].page_bytes if tiers else 0
         self._host = next((tier for tier in tiers if tier.tier is Tier.HOST and isinstance(tier, LendingTier)), None)
+        self._in_place = self._host if isinstance(self._host, InPlaceTier) else None
         self._below = tuple(tier for tier in tiers if tier is not self._host)
         self.in_flight = InFlight()
         self._fetcher = Fetcher(
@@ -120,7 +122,7 @@ class PageStore:
         """
         check_buffers(keys, out, self._page_bytes)
         allowed_s = self.options.get_s.seconds(len(keys) * self._page_bytes) if timeout_s is None else timeout_s
-        found = self.start_get(keys, [BufferTarget(buffer) for buffer in out], timeout_s=allowed_s).result()
+        found = self.start_get(keys, BufferTarget(out), timeout_s=allowed_s).result()
         if self.options.write_policy is WritePolicy.SELECTIVE:
             again = [key for key, tier in zip(keys, found, strict=True) if tier is Tier.HOST]
             if again and self._behind is not None:
@@ -130,14 +132,14 @@ class PageStore:
     def start_get(
         self,
         keys: Sequence[PageKey],
-        targets: Sequence[Target],
+        target: Target,
         *,
         timeout_s: float,
         to_first_gap: bool = False,
     ) -> Future[list[Tier | None]]:
-        """Do what ``get`` does, in the background and to any target; see ``Fetcher.start``."""
+        """Do what ``get`` does, in the background and to any kind of memory; see ``Fetcher.start``."""
         deadline_s = time.monotonic() + timeout_s
-        return self._fetcher.start(keys, targets, deadline_s=deadline_s, to_first_gap=to_first_gap)
+        return self._fetcher.start(keys, target, deadline_s=deadline_s, to_first_gap=to_first_gap)
 
     def promote(self, keys: Sequence[PageKey], *, timeout_s: float = 60.0) -> Future[list[Tier | None]]:
         """Bring pages that lie below up to the host tier, in the background: ahead of a tool's return, say.
@@ -145,7 +147,6 @@ class PageStore:
         The result names the tier that each was brought from, ``None`` for what was there or is nowhere.
         """
         places = [i for i, here in enumerate(self._host.exists(keys)) if not here] if self._host is not None else []
-        nowhere = Nowhere()
         found: Future[list[Tier | None]] = Future()
 
         def tell(fetched: Future[list[Tier | None]]) -> None:
@@ -154,7 +155,7 @@ class PageStore:
                 tiers[place] = tier
             found.set_result(tiers)
 
-        self.start_get([keys[i] for i in places], [nowhere] * len(places), timeout_s=timeout_s).add_done_callback(tell)
+        self.start_get([keys[i] for i in places], Nowhere(), timeout_s=timeout_s).add_done_callback(tell)
         return found
 
     def stop_fetching(self) -> None:
@@ -168,18 +169,21 @@ class PageStore:
         """
         if self._closed:
             return [False] * len(pages)
-        if self._host is None or self._behind is None:
+        host = self._host
+        if host is None or self._behind is None:
             return self.write(pages)
-        policy = self.options.write_policy
+        return self._put_and_write_behind(host, self._behind, [page.key for page in pages], lambda: host.put(pages))
+
+    def put_in_place(self, pages: Sequence[NewPage], fill: FillRows) -> list[bool]:
+        """Do ``put``, with pages written by ``fill`` straight to where the host tier keeps them; see ``InPlaceTier``.
+
+        Only where ``is_in_place``; else nothing is stored.
+        """
+        host = self._in_place
+        if self._closed or host is None or self._behind is None:
+            return [False] * len(pages)
         keys = [page.key for page in pages]
-        wanted = self._host.exists(keys) if policy is WritePolicy.SELECTIVE else [True] * len(pages)
-        stored = self._host.put(pages)
-        keys = [key for key, a, b in zip(keys, stored, wanted, strict=True) if a and b]
-        if policy is WritePolicy.BACK:
-            self._behind.keep(keys)
-        else:
-            self._behind.write(keys)
-        return stored
+        return self._put_and_write_behind(host, self._behind, keys, lambda: host.put_in_place(pages, fill))
 
     def wait_for_room(self, pages: int, timeout_s: float) -> bool:
         """Wait until so many pages more may be put with none of them dropped; ``False`` if that takes longer."""
@@ -244,6 +248,16 @@ class PageStore:
         return self._host is not None
 
     @property
+    def is_in_place(self) -> bool:
+        """Whether the host tier's pages may be written and read where they lie."""
+        return self._in_place is not None
+
+    @property
+    def memory(self) -> list[ByteRows]:
+        """Memory of the store's own that pages are copied from and to: the host tier's, and that of reads."""
+        return [*self._fetcher.memory, *([] if self._in_place is None else [self._in_place.memory])]
+
+    @property
     def dropped(self) -> int:
         """Pages that were not written behind because too many waited."""
         return 0 if self._behind is None else self._behind.dropped
@@ -276,6 +290,19 @@ class PageStore:
             self._behind.close()
         for tier in self.tiers:
             tier.close()
+
+    def _put_and_write_behind(
+        self, host: LendingTier, behind: Behind, keys: list[PageKey], put: Callable[[], list[bool]]
+    ) -> list[bool]:
+        policy = self.options.write_policy
+        wanted = host.exists(keys) if policy is WritePolicy.SELECTIVE else [True] * len(keys)
+        stored = put()
+        keys = [key for key, a, b in zip(keys, stored, wanted, strict=True) if a and b]
+        if policy is WritePolicy.BACK:
+            behind.keep(keys)
+        else:
+            behind.write(keys)
+        return stored
 
     def _open_behind(self, host: LendingTier, complete: Complete | None) -> Behind:
         limits = BehindOptions(

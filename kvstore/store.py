@@ -19,7 +19,7 @@ from kvstore.fetching import report
 from kvstore.memory import ByteRows, page_rows
 from kvstore.page import Namespace, PageKey, Tier
 from kvstore.page_store import PageStore, PageStoreOptions, WritePolicy
-from kvstore.tiers.base import OnChange, Page, PageTier, TierStats
+from kvstore.tiers.base import NewPage, OnChange, Page, PageTier, TierStats
 from kvstore.tiers.device import DeviceTier
 
 
@@ -38,16 +38,16 @@ class StoreOptions:
 
 @dataclass(frozen=True, slots=True)
 class _SlotTarget:
-    """A private device slot."""
+    """Private device slots."""
 
     device: DeviceTier
-    slot: int
+    slots: Sequence[int]
 
-    def view(self) -> memoryview | None:
-        return self.device.view(self.slot)
+    def view(self, place: int) -> memoryview | None:
+        return self.device.view(self.slots[place])
 
-    def fill(self, data: memoryview) -> None:
-        self.device.copy_in(self.slot, data)
+    def fill(self, places: Sequence[int], data: Sequence[memoryview]) -> bool:
+        return self.device.copy_in([self.slots[place] for place in places], data)
 
 
 class TieredStore:
@@ -89,6 +89,8 @@ class TieredStore:
         )
         self._window = max(1, options.window_bytes // device.page_bytes)
         self._staging: ByteRows = page_rows(self._window if lower else 0, device.page_bytes)
+        for rows in (self._staging, *self.below.memory):
+            device.lock(rows)
         self._spiller = ThreadPoolExecutor(1, thread_name_prefix="kvstore-spill")
         self._spill_limit = min(options.spill_queue_bytes // device.page_bytes, max(1, device.slots // 2))
         self._lock = threading.Lock()
@@ -102,13 +104,15 @@ class TieredStore:
 
         Returns at once. The result names the tier of each page filled, at most ``len(keys)``, and comes within the
         deadline. The slots must be private and stay pinned until the future is done; it can be cancelled only while
-        it waits. Pages that came from disk or pool are promoted to host. Publishing is the caller's.
+        it waits. Pages that came from disk or pool are promoted to host. Publishing is the caller's. On a GPU what the
+        caller's current stream has been given comes before what is written into the slots.
         """
         if len(keys) != len(slots):
             raise ValueError(f"{len(keys)} keys and {len(slots)} slots")
-        targets = [_SlotTarget(self.device, slot) for slot in slots]
+        self.device.hand_over()
+        target = _SlotTarget(self.device, list(slots))
         timeout_s = self.options.fetch_s.seconds(len(keys) * self.device.page_bytes)
-        return _LeadingRun(self.below.start_get(keys, targets, timeout_s=timeout_s, to_first_gap=True))
+        return _LeadingRun(self.below.start_get(keys, target, timeout_s=timeout_s, to_first_gap=True))
 
     def spill(self, slots: Sequence[int]) -> None:
         """Write these published device pages through to the lower tiers, in the background.
@@ -195,27 +199,55 @@ class TieredStore:
     def _write_through(self, slots: Sequence[int]) -> None:
         """Copy what some tier lacks out of the device, let the device go, then give it to the tiers below."""
         forgotten = self._forgotten
+        mine: list[PageKey] = []
         try:
-            entries = [(slot, entry) for slot in slots if (entry := self.device.entry(slot)) is not None]
-            held = [tier.exists([key for _, (key, _) in entries]) for tier in self.lower]
-            lacking = [entry for entry, has in zip(entries, zip(*held, strict=True), strict=True) if not all(has)]
-            pages = []
-            for row, (slot, (key, meta)) in zip(self._staging, lacking, strict=False):
-                data = memoryview(row)
-                pages.append(Page(key, meta, data, self.device.copy_out(slot, data)))
-            mine, _ = self.below.in_flight.claim([page.key for page in pages])
-        finally:
-            self.device.release(slots)
-            with self._lock:
-                self._spilling -= len(slots)
-        try:
-            stored = self.below.put(pages)
-            if self.below.has_host:  # and all of it in use: this thread may wait for the tiers below
+            try:
+                new = self._lacking(slots)
+                mine, _ = self.below.in_flight.claim([page.key for _, page in new])
+                pages = self._stage(self._put_in_host(new))
+            finally:
+                self.device.release(slots)
+                with self._lock:
+                    self._spilling -= len(slots)
+            # A host tier that was written in place has refused what is left for now: all of it is in use.
+            stored = [False] * len(pages) if self.below.is_in_place else self.below.put(pages)
+            if self.below.has_host:  # this thread may wait for the tiers below
                 self.below.write([page for page, done in zip(pages, stored, strict=True) if not done])
             if self._forgotten != forgotten:
-                self.below.remove([page.key for page in pages])
+                self.below.remove([page.key for _, page in new])
         finally:
             self.below.in_flight.release(mine)
+
+    def _lacking(self, slots: Sequence[int]) -> list[tuple[int, NewPage]]:
+        """Return the pages of these slots that not all tiers have."""
+        entries = [(slot, NewPage(*entry)) for slot in slots if (entry := self.device.entry(slot)) is not None]
+        held = [tier.exists([page.key for _, page in entries]) for tier in self.lower]
+        return [entry for entry, has in zip(entries, zip(*held, strict=True), strict=True) if not all(has)]
+
+    def _put_in_host(self, new: Sequence[tuple[int, NewPage]]) -> list[tuple[int, NewPage]]:
+        """Copy pages from the device straight to where the host tier keeps them; return those that it did not take."""
+        tried: set[int] = set()
+
+        def fill(places: Sequence[int], rows: Sequence[memoryview]) -> list[int | None]:
+            tried.update(places)
+            return self.device.copy_out([new[place][0] for place in places], rows)
+
+        stored = self.below.put_in_place([page for _, page in new], fill)
+        return [new[place] for place, done in enumerate(stored) if not done and place not in tried]
+
+    def _stage(self, new: Sequence[tuple[int, NewPage]]) -> list[Page]:
+        """Copy pages from the device to memory of this thread's; what does not come is dropped."""
+        if not new:
+            return []
+        rows = [memoryview(row) for row in self._staging[: len(new)]]
+        sums = self.device.copy_out([slot for slot, _ in new], rows)
+        with self._lock:
+            self._spill_dropped += sums.count(None)
+        return [
+            Page(page.key, page.meta, row, one)
+            for (_, page), row, one in zip(new, rows, sums, strict=True)
+            if one is not None
+        ]
 
 
 class _LeadingRun(Future[list[Tier]]):

@@ -135,16 +135,16 @@ class PageCache:
         """Publish up to ``computed``; return the slots that others can find now."""
         full = sequence.computed // self.page_tokens
         keys = self._keys(sequence, full)
-        slots = []
+        pages = []
         for page in range(sequence.published, full):
             tokens = sequence.tokens[page * self.page_tokens : (page + 1) * self.page_tokens]
             parent = sequence.hashes[page - 1] if page else None
             meta = PageMeta(parent, token_bytes(tokens), sequence.request.salt)
-            if self.device.publish(sequence.slots[page], keys[page], meta):
-                slots.append(sequence.slots[page])
+            pages.append((sequence.slots[page], keys[page], meta))
+        published = self.device.publish_all(pages)
         self._keep_promise(sequence, full - sequence.published)
         sequence.published = full
-        return slots
+        return [slot for (slot, _, _), is_new in zip(pages, published, strict=True) if is_new]
 
     def _keep_promise(self, sequence: Sequence, pages: int) -> None:
         """The first ``pages`` of what this sequence was going to compute need not be waited for any more."""

@@ -267,12 +267,12 @@ class Engine:
         ]
         try:
             logits = self.model.forward(spans, self._cache.device.kv)
+            best = greedy(logits)  # a GPU's errors show where its results are waited for
         except RuntimeError as error:  # torch's: out of memory, above all; the step's requests are lost, no others
             log.exception("a step failed")
             for sequence, _ in step.chunks:
                 self._finish(sequence, "error", f"the step failed: {error}")
             return
-        best = greedy(logits)
         row = 0
         for (sequence, count), span in zip(step.chunks, spans, strict=True):
             sequence.computed += count

@@ -35,6 +35,14 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
+class NewPage:
+    """One page whose bytes are still to be written to where a tier keeps it."""
+
+    key: PageKey
+    meta: PageMeta
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """What a tier says of a page whose bytes it has just delivered and verified."""
 

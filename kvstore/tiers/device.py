@@ -2,21 +2,20 @@
 
 A page is ``kv[slot]``; the engine allocates slots, computes into them, and publishes those that are full. Matching a
 prompt is ``acquire``; nothing is copied. On a CPU the tensor lies in page-aligned memory that other tiers copy from and
-to; on a GPU pages cross by ``torch`` copies.
+to; from and to a GPU pages cross on streams beside the engine's (``kvstore.tiers.device_copies``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
-from kvstore.codec import checksum
-from kvstore.memory import copy_and_hash, copy_bytes, page_rows
+from kvstore.memory import ByteRows, page_rows
 from kvstore.page import PageKey, PageLayout, PageMeta, Tier
 from kvstore.policy import EvictionPolicy, PrefixLru
 from kvstore.tiers.base import OnChange, Page, PagesStored
+from kvstore.tiers.device_copies import OpenCopies, open_copies
 from kvstore.tiers.slotted import Fault, SlottedTier
 
 
@@ -25,7 +24,8 @@ class DeviceTier(SlottedTier):
 
     ``kv`` has shape (pages, layers, 2, page_tokens, kv_heads, head_dim) (one plane instead of 2 under MLA) and the
     layout's dtype; ``kv[slot]`` is contiguous. ``allocate``, ``acquire``, ``publish`` and ``release`` stand on the
-    engine's step path: about a microsecond a page, no bytes touched.
+    engine's step path: about a microsecond a page, no bytes touched; on a GPU the last two put the engine's current
+    stream in order with the copies, which is some microseconds a call.
     """
 
     tier = Tier.DEVICE
@@ -38,16 +38,17 @@ class DeviceTier(SlottedTier):
         device: str = "cpu",
         on_change: OnChange | None = None,
         policy: EvictionPolicy[PageKey] | None = None,
+        copies: OpenCopies = open_copies,
     ) -> None:
+        """``copies`` is how pages get in and out; tests bring their own."""
         super().__init__(layout, slots=pages, on_change=on_change, policy=policy)
         dtype: torch.dtype = getattr(torch, layout.dtype)
         shape = (pages, *layout.page_shape)
-        self._rows = page_rows(pages, self.page_bytes) if torch.device(device).type == "cpu" else None
-        if self._rows is None:
-            self.kv = torch.zeros(shape, dtype=dtype, device=device)
+        if torch.device(device).type == "cpu":
+            self.kv = torch.from_numpy(page_rows(pages, self.page_bytes).reshape(-1)).view(dtype).view(shape)
         else:
-            self.kv = torch.from_numpy(self._rows.reshape(-1)).view(dtype).view(shape)
-        self._flat = self.kv.view(pages, -1).view(torch.uint8)
+            self.kv = torch.zeros(shape, dtype=dtype, device=device)
+        self._copies = copies(self.kv.view(pages, -1).view(torch.uint8))
         self._sums: list[int | None] = [None] * pages  # of published pages, once somebody asked
 
     def allocate(self, count: int) -> list[int] | None:
@@ -80,7 +81,13 @@ class DeviceTier(SlottedTier):
         return self.publish_all([(slot, key, meta)])[0]
 
     def publish_all(self, pages: Sequence[tuple[int, PageKey, PageMeta]]) -> list[bool]:
-        """Do ``publish`` for each (slot, key, meta), told as one change: a chain given in order is then one event."""
+        """Do ``publish`` for each (slot, key, meta), told as one change: a chain given in order is then one event.
+
+        What the caller's current stream has been given so far comes before any copy of these pages.
+        """
+        if not pages:
+            return []
+        self._copies.order_reads()
         with self._lock:
             published = [self._table.publish(slot, key, meta) for slot, key, meta in pages]
             stored = [page for page, done in zip(pages, published, strict=True) if done]
@@ -99,8 +106,10 @@ class DeviceTier(SlottedTier):
     def release(self, slots: Sequence[int]) -> None:
         """Take one pin from each. An unpinned private slot is free, an unpinned published one evictable.
 
-        Give a sequence's slots front to back: its prefix then outlives its suffix.
+        Give a sequence's slots front to back: its prefix then outlives its suffix. What the caller's current stream has
+        been given so far comes before any page that is copied into them.
         """
+        self._copies.order_writes()
         with self._lock:
             self._table.release(slots)
 
@@ -111,45 +120,64 @@ class DeviceTier(SlottedTier):
 
     def view(self, slot: int) -> memoryview | None:
         """Return the slot's memory where the processor can reach it, else ``None``. The caller pins the slot."""
-        return None if self._rows is None else memoryview(self._rows[slot])
+        return self._copies.view(slot)
 
-    def copy_in(self, slot: int, data: memoryview) -> None:
-        """Fill a pinned private slot."""
-        if self._rows is not None:
-            copy_bytes(self._rows[slot], data)
-        else:
-            self._flat[slot].copy_(torch.from_numpy(np.frombuffer(data, dtype=np.uint8)))
+    def hand_over(self) -> None:
+        """What the caller's current stream has been given so far comes before any page that is copied in from now on:
+        for slots that it has used itself and still holds."""
+        self._copies.order_writes()
 
-    def copy_out(self, slot: int, out: memoryview) -> int:
-        """Copy a pinned published slot's bytes; return the page's checksum, computed the first time."""
-        found = self._copy_hashed(slot, out)
-        known = self._sums[slot]
-        if known is None:
-            known = self._sums[slot] = found
-        return known
+    def copy_in(self, slots: Sequence[int], data: Sequence[memoryview]) -> bool:
+        """Fill pinned private slots; ``False``, and an alarm for each page, when the device failed.
 
-    def _copy_hashed(self, slot: int, out: memoryview) -> int:
-        if self._rows is not None:
-            return copy_and_hash([out], [memoryview(self._rows[slot])])[0]
-        torch.from_numpy(np.frombuffer(out, dtype=np.uint8)).copy_(self._flat[slot])
-        return checksum(out)
+        What is in the slots then is unspecified.
+        """
+        if self._copies.write(slots, data):
+            return True
+        self._alarm("copy", len(slots))
+        return False
+
+    def copy_out(self, slots: Sequence[int], out: Sequence[memoryview]) -> list[int | None]:
+        """Copy pinned published slots' pages; return their checksums, each computed the first time.
+
+        ``None``, and an alarm, for a page that is not what it was, or when the device failed.
+        """
+        answers = self._read(list(zip(slots, out, strict=True)))
+        self._alarm("checksum", answers.count(Fault.CHECKSUM))
+        return [None if isinstance(answer, Fault) else answer for answer in answers]
+
+    def lock(self, rows: ByteRows) -> None:
+        """Prepare host memory that pages are copied from and to; it is kept until ``close``."""
+        self._copies.lock(rows)
+
+    def close(self) -> None:
+        """See ``PageTier``."""
+        self._copies.close()
 
     def _default_policy(self) -> EvictionPolicy[PageKey]:
         return PrefixLru()  # on the engine's step path, where a page may cost a microsecond
 
     def _read(self, wanted: Sequence[tuple[int, memoryview]]) -> list[int | Fault]:
+        slots = [slot for slot, _ in wanted]
+        found = self._copies.read(slots, [out for _, out in wanted])
+        if found is None:
+            self._alarm("copy", len(wanted))
+            return [Fault.UNAVAILABLE] * len(wanted)
         answers: list[int | Fault] = []
-        for slot, out in wanted:
-            found, known = self._copy_hashed(slot, out), self._sums[slot]
+        for slot, one in zip(slots, found, strict=True):
+            known = self._sums[slot]
             if known is None:
-                known = self._sums[slot] = found
-            answers.append(found if found == known else Fault.CHECKSUM)
+                known = self._sums[slot] = one
+            answers.append(one if one == known else Fault.CHECKSUM)
         return answers
 
     def _write(self, pages: Sequence[tuple[int, Page]]) -> list[bool]:
-        for slot, page in pages:
-            self.copy_in(slot, page.data)
-        return [True] * len(pages)
+        return [self.copy_in([slot for slot, _ in pages], [page.data for _, page in pages])] * len(pages)
+
+    def _alarm(self, reason: str, count: int) -> None:
+        if count:
+            with self._lock:
+                self._stats.alarm(reason, count)
 
     def _publish(self, slot: int, page: Page) -> bool:
         self._sums[slot] = page.checksum

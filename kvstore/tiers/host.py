@@ -7,12 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from kvstore.memory import copy_and_hash, copy_bytes, page_rows
+from kvstore.codec import checksum
+from kvstore.memory import ByteRows, copy_and_hash, copy_bytes, page_rows
 from kvstore.page import PageKey, PageLayout, Tier
 from kvstore.policy import EvictionPolicy
 from kvstore.retention import RetentionRules
-from kvstore.tiers.base import OnChange, Page, PageTier
+from kvstore.tiers.base import Found, NewPage, OnChange, Page, PageTier
 from kvstore.tiers.slotted import Fault, SlottedTier
+
+TakeRows = Callable[[Sequence[int], Sequence[memoryview]], object]
+"""Is given the places of pages among those that were asked for, and each as it lies, valid during the call only."""
+
+FillRows = Callable[[Sequence[int], Sequence[memoryview]], Sequence[int | None]]
+"""Is given the places of pages among those to store, and where each is to be written; returns the checksum of each,
+``None`` for one that was not written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,23 @@ class LendingTier(PageTier, Protocol):
 
     def take_back(self, loan: Loan) -> None:
         """End a loan. Once."""
+
+
+@runtime_checkable
+class InPlaceTier(LendingTier, Protocol):
+    """A tier in memory that this process alone writes to, so that what was verified stays as it is: pages may be read
+    and written where they lie, without a buffer between."""
+
+    @property
+    def memory(self) -> ByteRows:
+        """All of it: (slots, page_bytes), as long as the tier lives."""
+
+    def get_in_place(self, keys: Sequence[PageKey], take: TakeRows) -> list[Found | None]:
+        """Do ``get`` without copying: ``take`` is called once with what is here and verified, if anything is."""
+
+    def put_in_place(self, pages: Sequence[NewPage], fill: FillRows) -> list[bool]:
+        """Do ``put`` without copying: ``fill`` is called once with the pages that are new here and have room, if any
+        are."""
 
 
 class HostTier(SlottedTier):
@@ -79,6 +104,47 @@ class HostTier(SlottedTier):
         """End a loan. Once."""
         with self._lock:
             self._table.release(loan.slots)
+
+    @property
+    def memory(self) -> ByteRows:
+        """See ``InPlaceTier``."""
+        return self._rows
+
+    def get_in_place(self, keys: Sequence[PageKey], take: TakeRows) -> list[Found | None]:
+        """See ``InPlaceTier``. Costs a hash of each page, with ``verify``."""
+
+        def read(places: Sequence[int], slots: Sequence[int]) -> list[int | Fault]:
+            answers = [self._verified(slot) for slot in slots]
+            good = [
+                (place, self._views[slot])
+                for place, slot, answer in zip(places, slots, answers, strict=True)
+                if not isinstance(answer, Fault)
+            ]
+            if good:
+                take([place for place, _ in good], [row for _, row in good])
+            return answers
+
+        return self._get(keys, read)
+
+    def put_in_place(self, pages: Sequence[NewPage], fill: FillRows) -> list[bool]:
+        """See ``InPlaceTier``. One writer at a time, so ``fill`` should wait for nothing but its copies."""
+        place_of = {page.key: place for place, page in enumerate(pages)}
+
+        def write(jobs: list[tuple[int, NewPage]]) -> list[tuple[int, Page]]:
+            rows = [self._views[slot] for slot, _ in jobs]
+            sums = fill([place_of[page.key] for _, page in jobs], rows) if jobs else []
+            written = []
+            for (slot, page), row, one in zip(jobs, rows, sums, strict=True):
+                if one is not None:
+                    self._sums[slot] = one
+                    written.append((slot, Page(page.key, page.meta, row, one)))
+            return written
+
+        return self._put(pages, write)
+
+    def _verified(self, slot: int) -> int | Fault:
+        known = self._sums[slot]
+        return known if not self._verify or checksum(self._views[slot]) == known else Fault.CHECKSUM
 
     def _read(self, wanted: Sequence[tuple[int, memoryview]]) -> list[int | Fault]:
         rows, sums = self._views, self._sums

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from kvstore.outbox import Outbox
 from kvstore.page import Namespace, PageKey, PageLayout, PageMeta, Tier, key_fingerprint
@@ -21,7 +21,19 @@ from kvstore.policies.learned_reuse import LearnedReuse
 from kvstore.policy import EvictionPolicy
 from kvstore.retention import RetentionRules
 from kvstore.slots import SlotTable
-from kvstore.tiers.base import PIN_S, Found, OnChange, Page, PagesRemoved, PagesStored, TierChange, TierStats
+from kvstore.tiers.base import (
+    PIN_S,
+    Found,
+    NewPage,
+    OnChange,
+    Page,
+    PagesRemoved,
+    PagesStored,
+    TierChange,
+    TierStats,
+)
+
+PageT = TypeVar("PageT", Page, NewPage)
 
 
 class Fault(StrEnum):
@@ -123,6 +135,14 @@ class SlottedTier(ABC):
     def get(self, keys: Sequence[PageKey], out: Sequence[memoryview]) -> list[Found | None]:
         """See ``PageTier``."""
         check_buffers(keys, out, self._page_bytes)
+        return self._get(
+            keys, lambda places, slots: self._read([(s, out[p]) for p, s in zip(places, slots, strict=True)])
+        )
+
+    def _get(
+        self, keys: Sequence[PageKey], read: Callable[[Sequence[int], Sequence[int]], list[int | Fault]]
+    ) -> list[Found | None]:
+        """Do ``get``; ``read`` is given the places in ``keys`` of pages that are here and their slots, pinned."""
         began_ns = time.perf_counter_ns()
         results: list[Found | None] = [None] * len(keys)
         if not self._available():
@@ -130,7 +150,7 @@ class SlottedTier(ABC):
                 self._stats.miss("unavailable", len(keys))
             return results
         places, slots, metas = self._pin_present(keys)
-        answers = self._read([(slot, out[place]) for slot, place in zip(slots, places, strict=True)])
+        answers = read(places, slots)
         corrupt = []
         with self._lock:
             self._table.release(slots)
@@ -150,9 +170,19 @@ class SlottedTier(ABC):
 
     def put(self, pages: Sequence[Page]) -> list[bool]:
         """See ``PageTier``. Keeps the leading pages when not all fit."""
+        check_buffers([page.key for page in pages], [page.data for page in pages], self._page_bytes)
+
+        def write(jobs: list[tuple[int, Page]]) -> list[tuple[int, Page]]:
+            return [job for job, done in zip(jobs, self._write(jobs), strict=True) if done]
+
+        return self._put(pages, write)
+
+    def _put(
+        self, pages: Sequence[PageT], write: Callable[[list[tuple[int, PageT]]], list[tuple[int, Page]]]
+    ) -> list[bool]:
+        """Do ``put``; ``write`` fills pinned private slots and returns what is written there to the last byte."""
         if not pages:
             return []
-        check_buffers([page.key for page in pages], [page.data for page in pages], self._page_bytes)
         if not self._available():
             with self._lock:
                 self._stats.dropped += len(pages)
@@ -161,7 +191,7 @@ class SlottedTier(ABC):
         with self._writing:
             present, fresh, slots, evicted = self._reserve(pages)
             jobs = list(zip(slots, fresh, strict=False))
-            written = [job for job, done in zip(jobs, self._write(jobs), strict=True) if done]
+            written = write(jobs)
             if (written or evicted) and not self._record(written, evicted):
                 written = []
             with self._lock:
@@ -273,7 +303,7 @@ class SlottedTier(ABC):
             self.remove(expired)
         return places, slots, metas
 
-    def _reserve(self, pages: Sequence[Page]) -> tuple[list[int], list[Page], list[int], list[PageKey]]:
+    def _reserve(self, pages: Sequence[PageT]) -> tuple[list[int], list[PageT], list[int], list[PageKey]]:
         """Pin what is already here and take slots for the rest.
 
         Returns the slots of present pages, the new pages, slots for as many of these as fit, and whom that evicted.
@@ -281,7 +311,7 @@ class SlottedTier(ABC):
         with self._lock:
             self._table.end_holds(self._clock())
             present: list[int] = []
-            fresh: dict[PageKey, Page] = {}
+            fresh: dict[PageKey, PageT] = {}
             for page in pages:
                 if key_fingerprint(page.key) != self._fingerprint:
                     self._stats.alarm("fingerprint")
@@ -298,7 +328,7 @@ class SlottedTier(ABC):
             self._evicted(made_room + evicted)
             return present, wanted, slots, made_room + evicted
 
-    def _within_quotas(self, pages: list[Page]) -> tuple[list[Page], list[PageKey]]:
+    def _within_quotas(self, pages: list[PageT]) -> tuple[list[PageT], list[PageKey]]:
         """Return the leading pages of each namespace that its quota allows, and what it gave up for them."""
         if not self._has_quotas:
             return pages, []

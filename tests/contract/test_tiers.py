@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from kvstore.retention import Retention, RetentionRules
 from kvstore.shared_host import SharedHost
 from kvstore.tiers.base import OnChange, PagesRemoved, PagesStored, PageTier, TierChange
 from kvstore.tiers.device import DeviceTier
+from kvstore.tiers.device_copies import OpenCopies, StreamCopies, open_copies
 from kvstore.tiers.disk import DiskOptions, DiskTier
 from kvstore.tiers.host import HostTier
 from kvstore.tiers.pool import PoolTier
@@ -72,17 +74,20 @@ class Bench:
         return [bytes(buffer) if answer is not None else None for buffer, answer in zip(out, found, strict=True)]
 
 
-SHARED, ENCRYPTED = "shared host", "encrypted disk"
-"""The host tier that several processes have in common beside the private one, and a disk that tells nothing."""
+STREAMED, SHARED, ENCRYPTED = "device by streams", "shared host", "encrypted disk"
+"""A device that is reached as a GPU is, on CPU tensors; the host tier that several processes have in common beside the
+private one; and a disk that tells nothing."""
 
 
-@pytest.fixture(params=[*Tier, SHARED, ENCRYPTED], ids=lambda each: each.label if isinstance(each, Tier) else each)
+@pytest.fixture(
+    params=[*Tier, STREAMED, SHARED, ENCRYPTED], ids=lambda each: each.label if isinstance(each, Tier) else each
+)
 def bench(request: pytest.FixtureRequest, tmp_path: Path, pool_server: PoolServer) -> Iterator[Bench]:
     changes: list[TierChange] = []
     size = CAPACITY_PAGES * LAYOUT.page_bytes + LAYOUT.page_bytes // 2  # half a page is no page
     built_by = {
         Tier.DEVICE: _device, Tier.HOST: _host, Tier.DISK: _disk, Tier.POOL: _pool,
-        SHARED: _shared, ENCRYPTED: _encrypted,
+        STREAMED: partial(_device, copies=StreamCopies), SHARED: _shared, ENCRYPTED: _encrypted,
     }  # fmt: skip
     build = built_by[request.param]
     clock = Clock()
@@ -98,8 +103,15 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path, pool_server: PoolServe
 Built = tuple[PageTier, Callable[[PageKey], None]]
 
 
-def _device(size: int, on_change: OnChange, path: Path, server: PoolServer, clock: Clock) -> Built:
-    tier = DeviceTier(LAYOUT, pages=size // LAYOUT.page_bytes, on_change=on_change)
+def _device(
+    size: int,
+    on_change: OnChange,
+    path: Path,
+    server: PoolServer,
+    clock: Clock,
+    copies: OpenCopies = open_copies,
+) -> Built:
+    tier = DeviceTier(LAYOUT, pages=size // LAYOUT.page_bytes, on_change=on_change, copies=copies)
 
     def flip(key: PageKey) -> None:
         slot = tier.acquire([key])[0]

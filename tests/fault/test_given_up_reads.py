@@ -55,18 +55,20 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class WalkedTarget:
-    """A buffer; looking at it is a step. ``is_reached``: whether tiers may write to it directly."""
+    """Buffers; looking at one is a step. ``is_reached``: whether tiers may write to them directly."""
 
-    buffer: memoryview
+    buffers: Sequence[memoryview]
     steps: Steps
     is_reached: bool = True
 
-    def view(self) -> memoryview | None:
+    def view(self, place: int) -> memoryview | None:
         self.steps.step()
-        return self.buffer if self.is_reached else None
+        return self.buffers[place] if self.is_reached else None
 
-    def fill(self, data: memoryview) -> None:
-        self.buffer[:] = data
+    def fill(self, places: Sequence[int], data: Sequence[memoryview]) -> bool:
+        for place, one in zip(places, data, strict=True):
+            self.buffers[place][:] = one
+        return True
 
 
 class WalkedHost(HostTier):
@@ -129,8 +131,7 @@ class Walk:
     def read(
         self, out: Sequence[memoryview], *, timeout_s: float = 60.0, is_reached: bool = True
     ) -> Future[list[Tier | None]]:
-        targets = [WalkedTarget(buffer, self.steps, is_reached) for buffer in out]
-        return self.store.start_get(KEYS, targets, timeout_s=timeout_s)
+        return self.store.start_get(KEYS, WalkedTarget(out, self.steps, is_reached), timeout_s=timeout_s)
 
 
 WHERE = [Tier.HOST] * 2 + [Tier.DISK] * 2 + [Tier.POOL] * 2

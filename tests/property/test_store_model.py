@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import ClassVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from kvstore.page import PageKey, PageMeta, Tier
 from kvstore.store import StoreOptions, TieredStore
 from kvstore.tiers.base import PagesStored, TierChange
 from kvstore.tiers.device import DeviceTier
+from kvstore.tiers.device_copies import OpenCopies, StreamCopies, open_copies
 from kvstore.tiers.disk import DiskTier
 from kvstore.tiers.host import HostTier
 from tests.samples.pages import LAYOUT, chain, page_data
@@ -31,6 +33,8 @@ PROMPT = st.sampled_from(PROMPTS)
 class StoreModel(RuleBasedStateMachine):
     """Every rule does to the store what an engine does. The disk has room for everything."""
 
+    copies: ClassVar[OpenCopies] = staticmethod(open_copies)
+
     @initialize()
     def start(self) -> None:
         self.folder = tempfile.TemporaryDirectory()
@@ -39,7 +43,7 @@ class StoreModel(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.told: dict[tuple[Tier, PageKey], PageMeta] = {}
-        self.device = DeviceTier(LAYOUT, pages=DEVICE_PAGES)
+        self.device = DeviceTier(LAYOUT, pages=DEVICE_PAGES, copies=self.copies)
         disk = DiskTier(LAYOUT, Path(self.folder.name), capacity_bytes=ALL_PAGES * LAYOUT.page_bytes)
         host = HostTier(LAYOUT, capacity_bytes=HOST_PAGES * LAYOUT.page_bytes)
         options = StoreOptions(window_bytes=3 * LAYOUT.page_bytes, fetch_s=Allowance(60.0))
@@ -66,8 +70,7 @@ class StoreModel(RuleBasedStateMachine):
             assert self.device.kv[slot].numpy().tobytes() == page_data(key)
         # What was written through is on disk for good, so the hits reach to the first page that never was.
         assert hits == next((i for i, key in enumerate(keys) if key not in self.computed), len(keys))
-        for slot, key in zip(slots[hits:], keys[hits:], strict=True):
-            self.device.copy_in(slot, memoryview(page_data(key)))
+        assert self.device.copy_in(slots[hits:], [memoryview(page_data(key)) for key in keys[hits:]])
         for slot, (key, meta) in zip(slots[-len(fresh) :] if fresh else [], prompt[-len(fresh) :], strict=False):
             assert self.device.publish(slot, key, meta)
         self.store.spill(slots)
@@ -102,5 +105,13 @@ class StoreModel(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
+class StreamedStoreModel(StoreModel):
+    """Over a device that is reached as a GPU is, on CPU tensors."""
+
+    copies = StreamCopies
+
+
 TestStoreModel = StoreModel.TestCase
 TestStoreModel.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
+TestStreamedStoreModel = StreamedStoreModel.TestCase
+TestStreamedStoreModel.settings = settings(max_examples=10, stateful_step_count=15, deadline=None)

@@ -26,6 +26,7 @@ from engine_adapter.embedded.weights import load_model
 from kvstore.store import TieredStore
 from kvstore.tiers.base import PageTier
 from kvstore.tiers.device import DeviceTier
+from kvstore.tiers.device_copies import OpenCopies, open_copies
 
 VOCAB = 199
 _TINY: dict[str, object] = {
@@ -51,17 +52,23 @@ def make_tiny_model(folder: Path, architecture: str = "llama", **changes: object
     return model
 
 
-def load_tiny_model(folder: Path) -> LlamaModel:
+def load_tiny_model(folder: Path, device: str = "cpu") -> LlamaModel:
     """Load what ``make_tiny_model`` wrote."""
-    return load_model(folder, torch.float64)
+    return load_model(folder, torch.float64, device)
 
 
 def make_engine(
-    model: LlamaModel, *, pages: int, lower: Sequence[PageTier] = (), page_tokens: int = 4, **options: int
+    model: LlamaModel,
+    *,
+    pages: int,
+    lower: Sequence[PageTier] = (),
+    page_tokens: int = 4,
+    copies: OpenCopies = open_copies,
+    **options: int,
 ) -> Engine:
-    """Return an engine that was not started, on a store of its own."""
-    layout = model.page_layout("tiny", page_tokens)
-    return Engine(model, TieredStore(DeviceTier(layout, pages=pages), lower), EngineOptions(**options))
+    """Return an engine that was not started, on a store of its own, on the model's device."""
+    device = DeviceTier(model.page_layout("tiny", page_tokens), pages=pages, device=str(model.device), copies=copies)
+    return Engine(model, TieredStore(device, lower), EngineOptions(**options))
 
 
 @dataclass(slots=True)

@@ -176,7 +176,7 @@ class Backend:
         shelf = self._shelf(KV)
         if shelf is None or target_locations is None:
             return [None] * len(keys)
-        found = self._get(shelf, keys, [BufferTarget(tensor_memory(tensor)) for tensor in target_locations])
+        found = self._get(shelf, keys, BufferTarget([tensor_memory(tensor) for tensor in target_locations]))
         return [tensor if done else None for tensor, done in zip(target_locations, found, strict=True)]
 
     # --- writing ---
@@ -285,7 +285,7 @@ class Backend:
         shelf, pieces = self._shelf(name), self._pieces(name, keys, host_indices)
         if shelf is None or pieces is None:
             return [False] * len(keys)
-        return self._get(shelf, keys, [PiecesTarget(page) for page in pieces])
+        return self._get(shelf, keys, PiecesTarget(pieces))
 
     def _write_pieces(self, name: str, keys: list[str], host_indices: Any) -> list[bool]:
         shelf, pieces = self._shelf(name), self._pieces(name, keys, host_indices)
@@ -293,9 +293,9 @@ class Backend:
             return [False] * len(keys)
         return self._put(shelf, keys, pieces)
 
-    def _get(self, shelf: Shelf, keys: Sequence[str], targets: Sequence[Target]) -> list[bool]:
+    def _get(self, shelf: Shelf, keys: Sequence[str], target: Target) -> list[bool]:
         began_s = time.monotonic()
-        found = shelf.get(keys, targets)
+        found = shelf.get(keys, target)
         took_s = time.monotonic() - began_s
         with self._stats_lock:
             self._stats.prefetch_pgs.append(sum(found))

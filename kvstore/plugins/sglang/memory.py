@@ -62,17 +62,20 @@ def gather(pieces: Pieces, row: ByteRows) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PiecesTarget:
-    """Where a page is wanted: in the engine's memory, in pieces. Satisfies ``kvstore.fetching.Target``."""
+    """Where pages are wanted: in the engine's memory, each in pieces. Satisfies ``kvstore.fetching.Target``."""
 
-    pieces: Pieces
+    pages: Sequence[Pieces]
 
-    def view(self) -> memoryview | None:
+    def view(self, place: int) -> memoryview | None:
         """See ``Target``."""
-        return self.pieces[0] if len(self.pieces) == 1 else None
+        pieces = self.pages[place]
+        return pieces[0] if len(pieces) == 1 else None
 
-    def fill(self, data: memoryview) -> None:
+    def fill(self, places: Sequence[int], data: Sequence[memoryview]) -> bool:
         """See ``Target``."""
-        at, whole = 0, np.frombuffer(data, dtype=np.uint8)
-        for piece in self.pieces:
-            copy_bytes(piece, whole[at : at + len(piece)])
-            at += len(piece)
+        for place, one in zip(places, data, strict=True):
+            at, whole = 0, np.frombuffer(one, dtype=np.uint8)
+            for piece in self.pages[place]:
+                copy_bytes(piece, whole[at : at + len(piece)])
+                at += len(piece)
+        return True

@@ -100,8 +100,8 @@ class Shelf:
         """Tell for each page whether it is there, whatever it costs to fetch."""
         return [False] * len(keys) if self._closed else self.store.exists(keys_of(self._fingerprint, keys))
 
-    def get(self, keys: Sequence[str], targets: Sequence[Target]) -> list[bool]:
-        """Fill the targets of the pages that are there, up to the first window with a miss in it."""
+    def get(self, keys: Sequence[str], target: Target) -> list[bool]:
+        """Fill the target with the pages that are there, up to the first window with a miss in it."""
         if self._closed or not keys:
             return [False] * len(keys)
         timeout_s = self.options.get_s.seconds(len(keys) * self.page_bytes)
@@ -109,9 +109,7 @@ class Shelf:
             patience_s = self.worth.patience_s(len(keys), self.page_tokens)
         if patience_s is not None:
             timeout_s = min(timeout_s, patience_s)
-        fetched = self.store.start_get(
-            keys_of(self._fingerprint, keys), targets, timeout_s=timeout_s, to_first_gap=True
-        )
+        fetched = self.store.start_get(keys_of(self._fingerprint, keys), target, timeout_s=timeout_s, to_first_gap=True)
         return [tier is not None for tier in fetched.result()]
 
     def put(self, keys: Sequence[str], pages: Sequence[Pieces]) -> list[bool]:

@@ -25,18 +25,20 @@ class UnsupportedCache(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class BlockTarget:
-    """One block of the cache, for ``PageStore.start_get``."""
+    """Blocks of the cache, for ``PageStore.start_get``."""
 
     cache: PagedCache
-    block_id: int
+    block_ids: Sequence[int]
 
-    def view(self) -> memoryview | None:
+    def view(self, place: int) -> memoryview | None:
         """Return nothing: a block lies in as many places as there are layers."""
         return None
 
-    def fill(self, data: memoryview) -> None:
-        """Copy a page there."""
-        self.cache.copy_in(self.block_id, data)
+    def fill(self, places: Sequence[int], data: Sequence[memoryview]) -> bool:
+        """Copy pages there."""
+        for place, one in zip(places, data, strict=True):
+            self.cache.copy_in(self.block_ids[place], one)
+        return True
 
 
 class PagedCache:

@@ -101,11 +101,11 @@ class WorkerHalf:
             self._store.clear()
         for load in plan.loads:
             keys = [page_key(self._fingerprint, name) for name in load.hashes]
-            targets = [BlockTarget(self._cache, block_id) for block_id in load.block_ids]
+            target = BlockTarget(self._cache, load.block_ids)
             timeout_s = self._limits.load_s.seconds(len(keys) * self._layout.page_bytes)
             if load.patience_s is not None:
                 timeout_s = min(timeout_s, load.patience_s)
-            future = self._store.start_get(keys, targets, timeout_s=timeout_s, to_first_gap=True)
+            future = self._store.start_get(keys, target, timeout_s=timeout_s, to_first_gap=True)
             self._loading.append(_Loading(load, future))
         for sample in plan.samples:
             self._sampler.submit(self._sample, sample).add_done_callback(report_failure)

@@ -54,7 +54,7 @@ def test_a_slot_that_is_used_again_forgets_the_checksum_of_its_last_page() -> No
     tier = DeviceTier(LAYOUT, pages=1)
     for key, meta in chain(2):
         (slot,) = tier.allocate(1)
-        tier.copy_in(slot, memoryview(page_data(key)))
+        assert tier.copy_in([slot], [memoryview(page_data(key))])
         tier.publish(slot, key, meta)
         tier.release([slot])
         out = buffers(1)

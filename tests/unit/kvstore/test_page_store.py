@@ -145,9 +145,9 @@ def test_two_who_want_a_page_cost_one_read(filled: GatedTier) -> None:
     memory = host()
     store = PageStore([memory, filled], PageStoreOptions(get_s=Allowance(60.0)))
     outs = [buffers(3), buffers(3)]
-    first = store.start_get(KEYS, [BufferTarget(b) for b in outs[0]], timeout_s=60)
+    first = store.start_get(KEYS, BufferTarget(outs[0]), timeout_s=60)
     filled.reading.acquire()
-    second = store.start_get(KEYS, [BufferTarget(b) for b in outs[1]], timeout_s=60)
+    second = store.start_get(KEYS, BufferTarget(outs[1]), timeout_s=60)
     while memory.stats().misses != {"absent": 6}:  # until the second has asked the host tier in vain
         pass
     filled.gate.set()
@@ -164,7 +164,7 @@ def test_a_page_whose_write_is_under_way_is_waited_for(gated: GatedTier) -> None
     writer.start()
     while not store.in_flight.claims(KEYS[0]):
         pass
-    found = store.start_get(KEYS, [BufferTarget(b) for b in buffers(3)], timeout_s=60)
+    found = store.start_get(KEYS, BufferTarget(buffers(3)), timeout_s=60)
     gated.gate.set()
     assert found.result(60) == [Tier.DISK] * 3
     writer.join()
@@ -174,9 +174,9 @@ def test_a_page_whose_write_is_under_way_is_waited_for(gated: GatedTier) -> None
 def test_a_cancelled_get_never_writes(filled: GatedTier) -> None:
     store = PageStore([filled], PageStoreOptions(get_s=Allowance(60.0), fetch_threads=1))
     out, other = buffers(3), buffers(3)
-    running = store.start_get(KEYS, [BufferTarget(b) for b in other], timeout_s=60)
+    running = store.start_get(KEYS, BufferTarget(other), timeout_s=60)
     filled.reading.acquire()
-    waiting = store.start_get(KEYS, [BufferTarget(b) for b in out], timeout_s=60)
+    waiting = store.start_get(KEYS, BufferTarget(out), timeout_s=60)
     assert waiting.cancel()
     filled.gate.set()
     assert running.result(60) == [Tier.DISK] * 3

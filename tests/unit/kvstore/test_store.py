@@ -13,10 +13,11 @@ import pytest
 from kvstore.deadline import Allowance
 from kvstore.page import Namespace, PageKey, PageMeta, Tier
 from kvstore.store import StoreOptions, TieredStore
-from kvstore.tiers.base import Page, PagesStored, TierChange
+from kvstore.tiers.base import NewPage, PagesStored, TierChange
 from kvstore.tiers.device import DeviceTier
+from kvstore.tiers.device_copies import StreamCopies, open_copies
 from kvstore.tiers.disk import DiskTier
-from kvstore.tiers.host import HostTier
+from kvstore.tiers.host import FillRows, HostTier
 from kvstore.tiers.slotted import Fault
 from tests.samples.gated_tier import GatedTier
 from tests.samples.pages import LAYOUT, chain, page, page_data, strangers
@@ -41,9 +42,9 @@ class Setup:
     changes: list[TierChange] = field(default_factory=list)
 
 
-@pytest.fixture
-def setup(tmp_path: Path) -> Iterator[Setup]:
-    device = DeviceTier(LAYOUT, pages=32)
+@pytest.fixture(params=[open_copies, StreamCopies], ids=["by the processor", "by streams"])
+def setup(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Setup]:
+    device = DeviceTier(LAYOUT, pages=32, copies=request.param)
     host = HostTier(LAYOUT, capacity_bytes=16 * PAGE)
     disk = DiskTier(LAYOUT, tmp_path / "disk", capacity_bytes=64 * PAGE)
     changes: list[TierChange] = []
@@ -61,9 +62,8 @@ def compute(device: DeviceTier, pages: Sequence[tuple[PageKey, PageMeta]]) -> li
     """Do what an engine does: take slots, write into them, publish."""
     slots = device.allocate(len(pages))
     assert slots is not None
-    for slot, (key, meta) in zip(slots, pages, strict=True):
-        device.copy_in(slot, memoryview(page_data(key)))
-        assert device.publish(slot, key, meta)
+    assert device.copy_in(slots, [memoryview(page_data(key)) for key in keys_of(pages)])
+    assert all(device.publish_all([(slot, key, meta) for slot, (key, meta) in zip(slots, pages, strict=True)]))
     return slots
 
 
@@ -238,13 +238,13 @@ def test_a_namespace_forgotten_while_its_pages_are_spilled_does_not_come_back(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device, store = setup.device, setup.store
-    put, pages = store.below.put, chain(3, salt="mine")
+    put, pages = store.below.put_in_place, chain(3, salt="mine")
 
-    def forget_and_put(spilled: Sequence[Page]) -> list[bool]:
+    def forget_and_put(spilled: Sequence[NewPage], fill: FillRows) -> list[bool]:
         store.forget(Namespace("mine"))
-        return put(spilled)
+        return put(spilled, fill)
 
-    monkeypatch.setattr(store.below, "put", forget_and_put)
+    monkeypatch.setattr(store.below, "put_in_place", forget_and_put)
     slots = compute(device, pages)
     store.spill(slots)
     assert store.flush(60)
