@@ -100,7 +100,8 @@ class StreamCopies:
     processor nothing but enqueuing; pages are hashed where they have arrived, in the host's memory.
 
     A copy that cannot be enqueued is one call's failure. A stream that cannot be put in order or waited for is the
-    end: nothing says any more what a copy would find or whether one is still under way, so none is begun.
+    end: no copy is begun any more, since nothing would say what it finds. CUDA fails so when its context has ended, and
+    then no copy is under way either.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -42,7 +42,7 @@ class TorchStream:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._module = torch.get_device_module(device)
+        self._module: Any = getattr(torch, device.type)  # torch.cuda, torch.cpu
         on_cuda = device.type == "cuda"
         self._stream = self._module.Stream(device=device) if on_cuda else self._module.Stream()
         self._event_options = {"blocking": True} if on_cuda else {}
@@ -71,7 +71,7 @@ def lock_pages(rows: ByteRows, device: torch.device) -> Callable[[], object] | N
     """
     if device.type != "cuda" or not rows.nbytes:
         return None
-    address, cudart = rows.ctypes.data, torch.cuda.cudart()
+    address, cudart = rows.ctypes.data, torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
     def in_its_own_thread(call: Callable[[], object]) -> int:
         # CUDA keeps a refusal as the last error of the thread that asked, and torch raises that at the thread's next

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from functools import partial
 
 import pytest
 import torch
 
+from engine_adapter.embedded import engine as engine_module
 from engine_adapter.embedded.engine import Engine, GenerationEvent, GenerationRequest, RequestError, SamplingParams
 from engine_adapter.embedded.model import LlamaModel
 from kvstore.page import PageKey, Tier
+from kvstore.tiers.device_copies import StreamCopies
 from kvstore.tiers.host import HostTier
 from tests.samples.engines import (
     VOCAB,
@@ -22,6 +25,7 @@ from tests.samples.engines import (
     make_tiny_model,
     run,
 )
+from tests.samples.lazy_device import LazyDevice
 
 
 @pytest.fixture(scope="module")
@@ -276,6 +280,37 @@ def test_a_fetch_that_fails_is_computed_instead(model: LlamaModel) -> None:
     assert answer.tokens == alone(model, prompt(30), 4)
 
 
+def test_answers_are_the_same_over_pages_that_crossed_by_streams(model: LlamaModel) -> None:
+    """On CPU tensors; on a GPU in tests/integration/test_cuda_device.py."""
+    host = HostTier(model.page_layout("tiny", 4), capacity_bytes=1 << 20)
+    engine = make_engine(model, pages=60, lower=[host], copies=StreamCopies)
+    cold = ask(engine, "cold", prompt(30))
+    run(engine, cold)
+    assert engine.store.flush(10)
+    engine.store.device.clear()
+    warm = ask(engine, "warm", prompt(30))
+    run(engine, warm)
+    assert (cold.hit_tokens, warm.hit_tokens) == ((0, 0, 0, 0), (0, 28, 0, 0))
+    assert cold.tokens == warm.tokens == alone(model, prompt(30))
+    assert_nothing_held(engine)
+
+
+def test_a_device_that_nothing_can_be_copied_to_costs_nothing_but_hits(model: LlamaModel) -> None:
+    lazy, host = LazyDevice(), HostTier(model.page_layout("tiny", 4), capacity_bytes=1 << 20)
+    engine = make_engine(model, pages=60, lower=[host], copies=partial(StreamCopies, open_stream=lazy.open_stream))
+    cold = ask(engine, "cold", prompt(30))
+    run(engine, cold)
+    assert engine.store.flush(10)
+    engine.store.device.clear()
+    lazy.faults = {"copy"}
+    again = ask(engine, "again", prompt(30))
+    run(engine, again)
+    assert again.hit_tokens == (0, 0, 0, 0)
+    assert again.tokens == cold.tokens
+    assert engine.store.stats()[Tier.DEVICE].alarms["copy"] >= 7
+    assert_nothing_held(engine)
+
+
 def test_an_abort_while_pages_are_on_their_way_frees_them_afterwards(model: LlamaModel) -> None:
     host = HostTier(model.page_layout("tiny", 4), capacity_bytes=1 << 20)
     engine = make_engine(model, pages=20, lower=[host])
@@ -346,7 +381,10 @@ def test_a_sink_that_raises_is_aborted_alone(model: LlamaModel) -> None:
     assert_nothing_held(engine)
 
 
-def test_a_step_that_fails_ends_those_in_it_and_no_others(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", [(LlamaModel, "forward"), (engine_module, "greedy")], ids=["begun", "waited for"])
+def test_a_step_that_fails_ends_those_in_it_and_no_others(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch, where: tuple[object, str]
+) -> None:
     engine = make_engine(model, pages=60, max_running=1)
     unlucky, later = ask(engine, "unlucky", prompt(5), 4), ask(engine, "later", prompt(5), 4)
 
@@ -354,7 +392,7 @@ def test_a_step_that_fails_ends_those_in_it_and_no_others(model: LlamaModel, mon
         raise torch.OutOfMemoryError("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(model, "forward", fail)
+        patch.setattr(*where, fail)
         engine.step()
     run(engine, unlucky, later)
     assert (unlucky.reason, later.reason) == ("error", "length")

@@ -161,6 +161,7 @@ def test_a_fetch_comes_after_what_its_caller_did_with_the_slots(setup: Setup) ->
     for slot in slots:
         setup.lazy.engine.give(partial(put_in, setup.device, slot, bytes(PAGE)))  # blanked first
     assert setup.store.fetch(keys_of(pages), slots).result(60) == [Tier.HOST] * 2
+    setup.lazy.engine.wait()  # at the latest
     assert [content(setup.device, slot) for slot in slots] == [page_data(key) for key in keys_of(pages)]
 
 
