@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -15,6 +16,7 @@ from billing.ledger import Ledger
 from billing.prices import PriceBook
 from billing.reconcile import InvoiceColumns, engine_counts, read_invoice, with_engine
 from billing.reports import Sums
+from billing.usage import openai_usage
 from gateway.commands import reconcile
 from tests.samples.billed import billed, died_in_flight, many
 from tracing.record import Attempt, HitSource, Usage, UsageSource
@@ -126,6 +128,40 @@ def test_a_real_sglang_without_lower_tiers() -> None:
     counts = engine_counts((CAPTURES / "sglang_metrics_0.5.23.txt").read_text())
     assert (counts["requests"], counts["prompt_tokens"], counts["hit_tokens"]) == (5, 365, 80)
     assert (counts["device hits"], counts["host hits"]) == (80, 0)
+
+
+def test_a_real_vllms_counters_agree_with_what_its_answers_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eleven answers' usage as rows, its counters before and after them; then one token more than it counted."""
+    before, after = (CAPTURES / f"vllm_metrics_{name}_0.32.0.txt" for name in ("before", "after"))
+    usages = json.loads((CAPTURES / "vllm_usages_0.32.0.json").read_text())
+    path, book = tmp_path / "ledger.sqlite3", PriceBook.default()
+    with Ledger(path) as opened:
+        for number, told in enumerate(usages):
+            usage = openai_usage(told, silence_is_zero=True).usage
+            opened.append(replace(billed(number, book, usage=usage), attempts=(Attempt("v", 0, 1, 200),)))
+    words = ("engine", "--ledger", str(path), "--instance", "v", "--before", str(before), "--after")
+    assert run(*words, str(after)) == 0
+    said = capsys.readouterr().out
+    assert "ledger 6422  other 6422" in said
+    assert "ledger 4800  other 4800" in said
+    assert "0 of 4 differ" in said  # its answers tell no tiers, so none are compared
+    wrong, line = tmp_path / "after", 'vllm:generation_tokens_total{engine="0",model_name="tiny"} '
+    wrong.write_text(after.read_text().replace(f"{line}79", f"{line}80"))
+    assert run(*words, str(wrong)) == 1
+    assert "differs by +1" in capsys.readouterr().out
+
+
+def test_a_real_vllms_hits_by_source() -> None:
+    counts = engine_counts((CAPTURES / "vllm_metrics_after_0.32.0.txt").read_text())
+    assert counts == {
+        "requests": 11, "prompt_tokens": 6422, "hit_tokens": 4800, "output_tokens": 79,
+        "device hits": 3552, "host hits": 1248, "storage hits": 0,
+    }  # fmt: skip
+    assert set(engine_counts((CAPTURES / "vllm_metrics_before_0.32.0.txt").read_text()).values()) == {0}
+    split = Sums(requests=11, hit_device_tokens=3552, hit_host_tokens=1248)
+    assert all(line.agrees(Decimal(0)) for line in with_engine(split, {}, counts) if line.what.endswith(" hits"))
 
 
 def test_vllms_hits_by_source_and_hits_without_one() -> None:
