@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from operator import add, sub
+from typing import Any
 
 import msgspec
 
@@ -147,5 +148,5 @@ def _counts(usage: Usage) -> tuple[int, ...]:
 
 def _combined(usage: Usage, counts_of: Usage, operation: Callable[[int, int], int], source: Usage) -> Usage:
     """Return the counts put together, with the sources of ``source``."""
-    counts = {name: operation(getattr(usage, name), getattr(counts_of, name)) for name in COUNTS}
+    counts: dict[str, Any] = {name: operation(getattr(usage, name), getattr(counts_of, name)) for name in COUNTS}
     return Usage(source=source.source, hit_source=source.hit_source, **counts)

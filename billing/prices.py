@@ -208,7 +208,9 @@ def _compile(entry: PriceEntry, where: str, holidays: Mapping[str, tuple[date, .
     storage = None
     if entry.storage_per_hour is not None:
         storage = _pico(entry.storage_per_hour, f"{where}.storage_per_hour", faults)
-    tools = {tool: _nano(price, f"{where}.tool_fees.{tool}", faults) for tool, price in entry.tool_fees.items()}
+    tools: dict[str, int] = {
+        tool: _nano(price, f"{where}.tool_fees.{tool}", faults) for tool, price in entry.tool_fees.items()
+    }
     cards = {}
     base = entry.rates.by_class()
     axes = (range(-1, len(entry.context)), range(-1, len(entry.windows)), ("", *entry.service_tiers))

@@ -209,12 +209,12 @@ def report_of(by: Sequence[str], lines: Iterable[Sequence[Any]]) -> Report:
     totals: dict[str, list[int]] = {}
     for line in lines:
         if times:
-            words = tuple(
+            words: tuple[str, ...] = tuple(
                 line[place] if place else time_key(name, line[0] * hours)
                 for name, place in zip(by, places, strict=True)
             )
         else:
-            words = line[1:width]
+            words = tuple(line[1:width])  # itself, where it is one
         currency, numbers = line[width], line[width + 1 :]
         if type(numbers[-1]) is not int:  # PostgreSQL adds integers to decimals; the last column is a sum in both
             numbers = tuple(map(int, numbers))

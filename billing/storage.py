@@ -96,7 +96,7 @@ def storage_rows(
         if told.setdefault(lease.id, lease) != lease:
             raise StorageError(f"{lease.id} is there twice, and not the same")
         wanted |= {each.request_id: each for each in lease.slices(now_ns) if each.start_ns >= kept_ns}
-    rows = []
+    rows: list[LedgerRow] = []
     for request_id, history in histories.items():
         lease_id = request_id.removeprefix(f"{STORAGE}:").rpartition(":")[0]
         if request_id not in wanted and lease_id in told and history[0].arrived_ns >= kept_ns:
