@@ -14,6 +14,7 @@ setup(
             "kvstore._pages", ["kvstore/_pages.c"], depends=["kvstore/_xxh3.h"], py_limited_api=True, optional=True
         ),
         Extension("engine_adapter._unpack", ["engine_adapter/_unpack.c"], py_limited_api=True, optional=True),
+        Extension("engine_adapter._words", ["engine_adapter/_words.c"], py_limited_api=True, optional=True),
         Extension("radix_index._kernels", ["radix_index/_kernels.c"], py_limited_api=True, optional=True),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},

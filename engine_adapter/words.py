@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from engine_adapter.ids import Ids
 from engine_adapter.substrings import Substrings
+from engine_adapter.word_table import word_table
 
 MAX_CHARS = 1 << 15
 """Longer texts are the library's, which lets other threads run meanwhile."""
@@ -46,10 +47,11 @@ _PARTS = re.compile(r"\\p\{(\w+)\}|\\.|\[\^?|\]|[^\\\[\]]+", re.DOTALL)
 class Words:
     """One tokenizer's words. Threads may share it; it remembers a bounded number of short ones."""
 
-    def __init__(self, tokenizer: Tokenizer, splits: Sequence[re.Pattern[str]], added: Iterable[str]) -> None:
-        self._tokenizer, self._splits = tokenizer, splits
+    def __init__(self, tokenizer: Tokenizer, expressions: Sequence[str], added: Iterable[str]) -> None:
+        """Raises ``re.error``."""
+        self._tokenizer, self._expressions = tokenizer, expressions
         self._added = Substrings(added)
-        self._known: dict[str, bytes] = {}  # each word's ids as they stand in an array
+        self._table = word_table(expressions)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Words | None:
@@ -61,50 +63,43 @@ class Words:
         if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
             return None
         try:
-            splits = [_compiled(expression) for expression in _expressions(description["pre_tokenizer"])]
+            expressions = [_without_groups(_for_ascii(each)) for each in _expressions(description["pre_tokenizer"])]
+            return cls(tokenizer, expressions, [token["content"] for token in added if token["content"].isascii()])
         except (_Unknown, re.error):
             return None
-        return cls(tokenizer, splits, [token["content"] for token in added if token["content"].isascii()])
 
     def encode(self, text: str) -> Ids | None:
         """Return the ids of a text; ``None`` where it may hold an added token or is not plain: then ask the library."""
         if not text.isascii() or len(text) > MAX_CHARS or self._added.are_in(text):
             return None
-        words, known = self._split(text), self._known
-        try:
-            data = b"".join([known[word] for word in words])
-        except KeyError:
-            learned = self._learn([word for word in dict.fromkeys(words) if word not in known])
+        table = self._table  # another thread may put a new one in its place
+        data = table.encode(text, {})
+        if not isinstance(data, bytes):
+            learned = self._learn(list(dict.fromkeys(data)))
             if learned is None:
                 return None
-            data = b"".join([learned[word] if word in learned else known[word] for word in words])
-        return np.frombuffer(data, np.uint32) if data else np.empty(0, np.uint32)
+            data = table.encode(text, learned)
+            assert isinstance(data, bytes)
+        return np.frombuffer(data, np.uint32)
 
-    def _split(self, text: str) -> list[str]:
-        pieces = [text]
-        for split in self._splits:
-            pieces = [piece for whole in pieces for piece in _pieces(split, whole)]
-        return pieces
+    @property
+    def remembered(self) -> int:
+        """How many words are known by now."""
+        return len(self._table)
 
     def _learn(self, words: Sequence[str]) -> dict[str, bytes] | None:
         """Encode words, each by itself; ``None`` where one would be split further than in its text."""
-        if any(self._split(word) != [word] for word in words):
+        if any(self._table.split(word) != [word] for word in words):
             return None
         encodings = self._tokenizer.encode_batch_fast(words, add_special_tokens=False)
         pairs = zip(words, encodings, strict=True)
         learned = {word: np.array(encoding.ids, np.uint32).tobytes() for word, encoding in pairs}
-        if len(self._known) > _MAX_WORDS:
-            self._known = {}  # a new one, since another thread may be reading the old
-        self._known.update((word, ids) for word, ids in learned.items() if len(word) <= _MAX_WORD_CHARS)
+        if len(self._table) > _MAX_WORDS:
+            self._table = word_table(self._expressions)
+        for word, ids in learned.items():
+            if len(word) <= _MAX_WORD_CHARS:
+                self._table.add(word, ids)
         return learned
-
-
-def _pieces(split: re.Pattern[str], text: str) -> list[str]:
-    """Return the matches and what lies between them."""
-    found: list[str] = split.findall(text)
-    if "".join(found) == text:
-        return found
-    return [piece for piece in split.split(text) if piece]
 
 
 class _Unknown(Exception):
@@ -143,12 +138,11 @@ def _expressions(pre_tokenizer: Mapping[str, Any] | None) -> Iterator[str]:
             raise _Unknown
 
 
-def _compiled(expression: str) -> re.Pattern[str]:
-    """Return an expression for ASCII text, its matches captured. Raises ``_Unknown``, ``re.error``."""
-    pattern = re.compile(f"({_for_ascii(expression)})", re.ASCII)
-    if pattern.groups != 1:
+def _without_groups(expression: str) -> str:
+    """Return an expression as it is. Raises ``_Unknown`` where it captures parts of a match, and ``re.error``."""
+    if re.compile(expression, re.ASCII).groups:
         raise _Unknown
-    return pattern
+    return expression
 
 
 def _for_ascii(expression: str) -> str:

@@ -77,8 +77,16 @@ def test_what_is_remembered_stays_within_its_bounds(monkeypatch: pytest.MonkeyPa
     for number in range(500):
         text = f"w{number} " + "x" * 100
         assert encoded(words, text) == by_library(tokenizer, text)
-        assert len(words._known) <= 110
-        assert all(len(word) <= 64 for word in words._known)
+        assert words.remembered <= 110
+
+
+def test_long_words_are_not_remembered() -> None:
+    words, tokenizer = Words.of(encoder_of("smollm2", "model").tokenizer), encoder_of("smollm2", "model").tokenizer
+    assert words is not None
+    assert [encoded(words, char * 65) for char in "abc"] == [by_library(tokenizer, char * 65) for char in "abc"]
+    assert words.remembered == 0
+    assert encoded(words, "a" * 64) == by_library(tokenizer, "a" * 64)
+    assert words.remembered == 1
 
 
 def odd(pre_tokenizer: object, **model: object) -> Tokenizer:
