@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import jinja2
 from jinja2 import nodes
@@ -25,6 +25,7 @@ from engine_adapter.prompt_errors import PromptError, TemplateError
 from engine_adapter.resumption import LoopState, Rendering, ResumableTemplate, plain
 
 TEMPLATE_FOLDER = Path(__file__).parent / "templates"
+_ATTRIBUTES_OF_OBJECTS = frozenset(dir(dict))
 _log = logging.getLogger(__name__)
 MODEL_TEMPLATE = "model"
 """The name under which a model's own template is selected."""
@@ -177,8 +178,19 @@ class _GenerationBlocks(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja's own, with a short way to a JSON object's members: it looks for an attribute first, and catches that there
+    is none."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return what ``obj.attribute`` means in a template."""
+        if type(obj) is dict and attribute in obj and attribute not in _ATTRIBUTES_OF_OBJECTS:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
