@@ -7,6 +7,7 @@ shares nothing with the meter but the numbers that go into both.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from billing.meter import charge
 from billing.prices import PriceBook
+from billing.rates import TOOLS
 from billing.usage import recovered_usage, with_inferred_tiers
 from tests.samples.price_structures import MODES, STRUCTURES, Structure, with_rounding
 from tests.samples.usage_shapes import SHAPES, Shape
@@ -111,6 +113,36 @@ def test_any_counts_at_any_time_under_any_rounding(
         return
     amount = charge(found.usage, PriceBook.from_toml(rounded.toml(MODEL)), MODEL, at_s * 10**9).amount_nano
     assert amount == rounded.cost_nano(shape.classes(counts), at_s * 10**9)
+
+
+@settings(CALM, max_examples=200)
+@given(
+    st.sampled_from([shape for shape in SHAPES if shape.name in ("openai", "anthropic", "responses")]),
+    st.sampled_from(STRUCTURES),
+    st.sampled_from(sorted(MODES)),
+    st.sampled_from(("line", "request")),
+    st.dictionaries(st.sampled_from(TOOLS), st.integers(0, 40)),
+    st.dictionaries(st.sampled_from(TOOLS), st.decimals(0, 3, places=9).map(lambda fee: f"{fee:f}")),
+    st.sampled_from(MOMENTS),
+    st.integers(0),
+)
+def test_uses_of_tools_under_every_structure(
+    shape: Shape,
+    structure: Structure,
+    mode: str,
+    level: str,
+    uses: dict[str, int],
+    fees: dict[str, str],
+    at_ns: int,
+    seed: int,
+) -> None:
+    counts = drawn(random.Random(seed)) | {"reasoning": 0}
+    priced = replace(with_rounding(structure, mode, level), tools=fees)
+    told = tuple(sorted((tool, count) for tool, count in uses.items() if count))
+    usage = replace(shape.whole(counts).usage, tool_uses=told)
+    found = charge(usage, PriceBook.from_toml(priced.toml(MODEL)), MODEL, at_ns)
+    assert found.amount_nano == priced.cost_nano(shape.classes(counts), at_ns, uses=uses)
+    assert {line.token_class: line.quantity for line in found.lines if line.token_class in TOOLS} == dict(told)
 
 
 def test_tiers_that_an_engine_does_not_tell_are_inferred_and_say_so() -> None:

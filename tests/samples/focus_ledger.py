@@ -35,6 +35,7 @@ models = ["big-*"]
 teams = ["team-1"]
 request_fee = 0.0001
 storage_per_hour = 1
+tool_fees = { web_search = 0.008 }
 rates = { fresh = 1.1, hit = 0.1, write_5m = 1.2, output = 4.4 }
 
 [[price]]
@@ -42,6 +43,7 @@ models = ["big-*"]
 request_fee = 0.0002
 request_minimum = 0.004
 storage_per_hour = 4.5
+tool_fees = { web_search = 0.01, web_fetch = 0 }
 rates = { fresh = 2.2, hit = 0.22, write_5m = 2.4, output = 8.8, reasoning = 9.9 }
 service_tiers = { batch = { multiplier = 0.5 } }
 
@@ -64,12 +66,12 @@ def contracts() -> PriceBook:
 
 
 def contracted(number: int, book: PriceBook) -> RequestRecord:
-    """Return a request under the contracts: every third at batch price, some with writes and reasoning."""
+    """Return a request under the contracts: every third at batch price, some with writes, reasoning and searches."""
     record = billed(number, book, model=f"big-{number % 2}")
     usage = record.usage
     if number % 4 == 0:
         usage = Usage(fresh_tokens=number, write_5m_tokens=64, hit_device_tokens=3000, output_tokens=40,
-                      reasoning_tokens=9, source=UsageSource.ENGINE)  # fmt: skip
+                      reasoning_tokens=9, source=UsageSource.ENGINE, tool_uses=(("web_search", 2),))  # fmt: skip
     arrived = START_NS + number * 7 * 60 * 10**9
     paid = charge(
         usage,

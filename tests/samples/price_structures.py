@@ -45,6 +45,7 @@ class Structure:
     tiers: Mapping[str, str] = field(default_factory=dict)
     fee: str = "0"
     minimum: str = "0"
+    tools: Rates = field(default_factory=dict)
     mode: str = "half_even"
     level: str = "line"
 
@@ -55,6 +56,7 @@ class Structure:
             f'rounding = {{ mode = "{self.mode}", level = "{self.level}" }}',
             *(f"holidays.h{n} = [{', '.join(map(str, w.holidays))}]" for n, w in enumerate(self.windows)),
             "[[price]]", f'models = ["{model}"]', f'request_fee = "{self.fee}"', f'request_minimum = "{self.minimum}"',
+            f"tool_fees = {{ {', '.join(f'{tool} = {fee}' for tool, fee in self.tools.items())} }}",
             "[price.rates]", *(f'{name} = "{rate}"' for name, rate in self.rates.items()),
         ]  # fmt: skip
         for number, window in enumerate(self.windows):
@@ -70,8 +72,15 @@ class Structure:
         lines += [f'{name} = {{ multiplier = "{factor}" }}' for name, factor in self.tiers.items()]
         return "\n".join(lines)
 
-    def cost_nano(self, counts: Mapping[str, int], at_ns: int, tier: str | None = None) -> int | None:
-        """Calculate by hand: decimals, a wall clock, a rule of three. ``None``: a class is used that has no price."""
+    def cost_nano(
+        self, counts: Mapping[str, int], at_ns: int, tier: str | None = None, uses: Mapping[str, int] = {}
+    ) -> int | None:
+        """Calculate by hand: decimals, a wall clock, a rule of three.
+
+        ``uses``: of tools. ``None``: a class or a tool is used that has no price.
+        """
+        if any(count and tool not in self.tools for tool, count in uses.items()):
+            return None
         at = datetime.fromtimestamp(at_ns // 10**9, UTC)
         prompt = sum(count for name, count in counts.items() if name not in ("output", "reasoning"))
         rates = self.rates if self.above is None or prompt <= self.above[0] else self.above[1]
@@ -91,7 +100,11 @@ class Structure:
                 used = sum((self._whole(part) for part in parts), Decimal(0))
             else:
                 used = self._whole(sum(parts, Decimal(0)))
-            return int(max(used + Decimal(self.fee).scaleb(9), Decimal(self.minimum).scaleb(9)))
+            used += Decimal(self.fee).scaleb(9)
+            used += sum(
+                (count * Decimal(self.tools[tool]).scaleb(9) for tool, count in uses.items() if count), Decimal(0)
+            )
+            return int(max(used, Decimal(self.minimum).scaleb(9)))
 
     def _whole(self, nano: Decimal) -> Decimal:
         return nano.quantize(Decimal(1), rounding=MODES[self.mode])
