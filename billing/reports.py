@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import lru_cache
 from operator import add, attrgetter
 from typing import Any, NamedTuple
+
+import msgspec
 
 from billing.errors import ReportError
 from billing.meter import NANO_PER_UNIT
@@ -147,6 +148,10 @@ class Report:
     groups: tuple[Group, ...]
     totals: tuple[Group, ...]
 
+    def first(self, count: int) -> Report:
+        """Return the first groups alone: the costliest of each currency, or the earliest. Totals stay those of all."""
+        return Report(self.by, self.groups[:count], self.totals)
+
 
 def build_report(rows: Iterable[LedgerRow], by: Sequence[str] = ()) -> Report:
     """Group rows by the dimensions. Groups stand by time where one of them is a time, else the costliest first.
@@ -256,7 +261,7 @@ def render_json(report: Report) -> str:
         return {
             **dict(zip(report.by, group.key, strict=False)),
             "currency": group.currency,
-            **asdict(group.sums),
+            **dict(zip(SUM_NAMES, _values(group.sums), strict=True)),
             "hit_tokens": group.sums.hit_tokens,
             "amount": format_money(group.sums.amount_nano),
             "saved": format_money(group.sums.saved_nano),
@@ -267,7 +272,7 @@ def render_json(report: Report) -> str:
         "groups": [entry(group) for group in report.groups],
         "totals": [entry(group) for group in report.totals],
     }
-    return json.dumps(content, indent=2, ensure_ascii=False)
+    return msgspec.json.format(msgspec.json.encode(content), indent=2).decode()
 
 
 def render_csv(report: Report) -> str:
@@ -278,7 +283,7 @@ def render_csv(report: Report) -> str:
     for group in report.groups:
         money = (format_money(group.sums.amount_nano), format_money(group.sums.saved_nano))
         key = [spreadsheet_text(value) for value in group.key]
-        writer.writerow([*key, group.currency, *(getattr(group.sums, name) for name in SUM_NAMES), *money])
+        writer.writerow([*key, group.currency, *_values(group.sums), *money])
     return out.getvalue()
 
 

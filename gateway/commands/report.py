@@ -24,6 +24,7 @@ from billing.unit_cost import render_unit_costs, unit_costs
 from billing.verify import verify_ledger
 from gateway.assembly import ledger_at
 from gateway.assembly import ledger_place as ledger_place_of
+from gateway.commands.arguments import whole_number
 from gateway.commands.baseline import add_baseline_arguments, load, render_baseline, replay
 from gateway.commands.moments import parse_moment, utc_text
 from gateway.commands.traces import add_traces_argument, trace_place
@@ -48,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--since", metavar="TIME", help=f"only what is posted at or after it: {moment}")
     parser.add_argument("--until", metavar="TIME", help="only what is posted before it")
     parser.add_argument("--run", metavar="RUN_ID", help="only the requests of this run")
+    text = "only the first N groups, the costliest or the earliest; totals are of all"
+    parser.add_argument("--limit", type=whole_number(1), metavar="N", help=text)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--csv", action="store_true", help="print CSV")
@@ -130,6 +133,9 @@ def _report(args: argparse.Namespace) -> int:
         return 0
     with LedgerReader(place) as reader:
         report = reader.report([name for name in args.by.split(",") if name], where)
+    if args.limit is not None and args.limit < len(report.groups):
+        print(f"{args.limit:,} of {counted(len(report.groups), 'group')}", file=sys.stderr)
+        report = report.first(args.limit)
     if args.json:
         print(render_json(report))
     elif args.html:

@@ -85,6 +85,18 @@ class TestReport:
             parse_moment("2w", 0)
 
 
+def test_the_first_groups_alone_keep_the_totals_of_all(ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for words in ((), ("--limit", "2"), ("--limit", "30")):
+        assert run(report, "--ledger", ledger, "--by", "request", "--json", *words) == 0
+        out, err = capsys.readouterr()
+        found.append((json.loads(out), err))
+    (whole, _), (first, said), (all_, silent) = found
+    assert first == whole | {"groups": whole["groups"][:2]}
+    assert said == "2 of 30 groups\n"
+    assert (all_, silent) == (whole, "")
+
+
 class TestPrices:
     def test_check(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
