@@ -204,9 +204,12 @@ class PageStore:
         self._in_every_tier(lambda tier: tier.remove(keys))
         return sum(there)
 
-    def clear(self) -> None:
-        """Forget every page of this layout in every tier, in the pool for every client of the server."""
-        self._in_every_tier(lambda tier: tier.clear())
+    def clear(self, *, storage: bool = True) -> None:
+        """Forget every page of this layout in every tier, in the pool for every client of the server.
+
+        Without ``storage`` in the host tier alone; what was on its way from there to disk and pool goes too.
+        """
+        self._in_every_tier(lambda tier: tier.clear() if storage or tier.tier is Tier.HOST else None)
 
     def forget(self, namespace: Namespace) -> int:
         """Forget a namespace in every tier; return how many pages of all tiers that were.

@@ -127,7 +127,9 @@ class TieredStore:
                 return
             self.device.retain(accepted)
             self._spilling += len(accepted)
-            self._spiller.submit(self._run_spill, accepted).add_done_callback(report)
+            for start in range(0, len(accepted), self._window):  # each lets its own pages go, whatever comes of others
+                window = accepted[start : start + self._window]
+                self._spiller.submit(self._write_through, window).add_done_callback(report)
 
     def announce(self) -> None:
         """Tell ``on_change`` of what the lower tiers hold already, as after a restart; bounded for each tier."""
@@ -150,17 +152,16 @@ class TieredStore:
     def clear(self, *, storage: bool = False) -> None:
         """Forget every page on device and host; with ``storage`` also on disk and in the pool.
 
-        Pages in use stay with their users, under no name.
+        What is on its way down just then is forgotten everywhere. Pages in use stay with their users, under no name.
         """
-        for tier in (self.device, *self.lower):
-            if storage or tier.tier <= Tier.HOST:
-                tier.clear()
+        self.device.clear()
+        self._forget_spilled()
+        self.below.clear(storage=storage)
 
     def forget(self, namespace: Namespace) -> int:
         """Forget a namespace in every tier; return how many pages of all tiers that were."""
         forgotten = self.device.forget(namespace)
-        with self._lock:  # what is being spilled was copied by now, and goes again if it lands too late to be found
-            self._forgotten += 1
+        self._forget_spilled()
         return forgotten + self.below.forget(namespace)
 
     def retire(self, keys: Sequence[PageKey]) -> None:
@@ -191,13 +192,14 @@ class TieredStore:
         self.below.close()
         self.device.close()
 
-    def _run_spill(self, slots: Sequence[int]) -> None:
-        """The spill thread's work."""
-        for start in range(0, len(slots), self._window):
-            self._write_through(slots[start : start + self._window])
+    def _forget_spilled(self) -> None:
+        """What is being spilled may have been copied by now; it goes again if it lands too late to be found."""
+        with self._lock:
+            self._forgotten += 1
 
     def _write_through(self, slots: Sequence[int]) -> None:
-        """Copy what some tier lacks out of the device, let the device go, then give it to the tiers below."""
+        """The spill thread's work: copy what some tier lacks out of the device, let the device go, then give it to the
+        tiers below."""
         forgotten = self._forgotten
         mine: list[PageKey] = []
         try:

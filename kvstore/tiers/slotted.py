@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import ClassVar, TypeVar
 
@@ -150,7 +151,8 @@ class SlottedTier(ABC):
                 self._stats.miss("unavailable", len(keys))
             return results
         places, slots, metas = self._pin_present(keys)
-        answers = read(places, slots)
+        with self._pinned(slots):
+            answers = read(places, slots)
         corrupt = []
         with self._lock:
             self._table.release(slots)
@@ -191,9 +193,10 @@ class SlottedTier(ABC):
         with self._writing:
             present, fresh, slots, evicted = self._reserve(pages)
             jobs = list(zip(slots, fresh, strict=False))
-            written = write(jobs)
-            if (written or evicted) and not self._record(written, evicted):
-                written = []
+            with self._pinned(present + slots):
+                written = write(jobs)
+                if (written or evicted) and not self._record(written, evicted):
+                    written = []
             with self._lock:
                 stored = tuple((page.key, page.meta) for slot, page in written if self._publish(slot, page))
                 self._stats.puts += len(stored)
@@ -277,6 +280,16 @@ class SlottedTier(ABC):
 
     def close(self) -> None:  # noqa: B027  (memory needs no closing)
         """See ``PageTier``."""
+
+    @contextmanager
+    def _pinned(self, slots: Sequence[int]) -> Iterator[None]:
+        """Let go of pinned slots if what is done with them raises, as what callers bring may; else that is theirs."""
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self._table.release(slots)
+            raise
 
     def _pin_present(self, keys: Sequence[PageKey]) -> tuple[list[int], list[int], list[PageMeta]]:
         """Pin what is here; return the places in ``keys``, the slots and their metas. Counts the others as misses."""

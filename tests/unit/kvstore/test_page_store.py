@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -282,3 +283,37 @@ def test_room_is_waited_for_and_not_for_ever(gated: GatedTier) -> None:
     opener.join()
     store.close()
     assert store.wait_for_room(100, 0.0), "a closed store holds nobody up"
+
+
+class BrokenTarget:
+    """Memory that no tier reaches, and that cannot be written."""
+
+    def view(self, place: int) -> memoryview | None:
+        return None
+
+    def fill(self, places: Sequence[int], data: Sequence[memoryview]) -> bool:
+        raise RuntimeError("the device is lost")
+
+
+def test_a_target_that_raises_keeps_no_page_pinned(caplog: pytest.LogCaptureFixture) -> None:
+    memory = host()
+    store = PageStore([memory], PATIENT)
+    store.put([page(entry) for entry in chain(3)])
+    with caplog.at_level(logging.ERROR):
+        assert store.start_get(KEYS, BrokenTarget(), timeout_s=60.0).result(60) == [None] * 3
+        store.close()
+    assert [record.getMessage() for record in caplog.records] == ["a background task of the store failed"]
+    assert memory.evictable_pages == 3
+
+
+def test_the_host_tier_is_cleared_alone_with_what_waits_there(tmp_path: Path) -> None:
+    disk = DiskTier(LAYOUT, tmp_path, capacity_bytes=64 * PAGE)
+    disk.put([page(entry) for entry in chain(3)])
+    memory = host()
+    store = PageStore([memory, disk], replace(PATIENT, write_policy=WritePolicy.BACK, back_bytes=8 * PAGE))
+    store.put([page(entry) for entry in strangers(3, first_token=900)])
+    store.clear(storage=False)
+    assert memory.free_pages == 16  # those that were kept from being written, too
+    assert store.locate(KEYS) == [Tier.DISK] * 3
+    store.close()
+    assert disk.stats().puts == 3

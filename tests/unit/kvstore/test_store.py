@@ -238,7 +238,7 @@ def test_a_namespace_forgotten_while_its_pages_are_spilled_does_not_come_back(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device, store = setup.device, setup.store
-    put, pages = store.below.put_in_place, chain(3, salt="mine")
+    put, pages = store.below.put_in_place, chain(2, salt="mine")  # one window
 
     def forget_and_put(spilled: Sequence[NewPage], fill: FillRows) -> list[bool]:
         store.forget(Namespace("mine"))
@@ -248,8 +248,49 @@ def test_a_namespace_forgotten_while_its_pages_are_spilled_does_not_come_back(
     slots = compute(device, pages)
     store.spill(slots)
     assert store.flush(60)
-    assert store.below.exists(keys_of(pages)) == [False] * 3
+    assert store.below.exists(keys_of(pages)) == [False] * 2
     device.release(slots)
+
+
+@pytest.mark.parametrize("storage", [False, True])
+def test_pages_that_are_spilled_while_all_is_cleared_do_not_come_back(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, *, storage: bool
+) -> None:
+    device, store = setup.device, setup.store
+    put, pages = store.below.put_in_place, chain(2)  # one window
+
+    def clear_and_put(spilled: Sequence[NewPage], fill: FillRows) -> list[bool]:
+        store.clear(storage=storage)
+        return put(spilled, fill)
+
+    monkeypatch.setattr(store.below, "put_in_place", clear_and_put)
+    slots = compute(device, pages)
+    store.spill(slots)
+    assert store.flush(60)
+    assert store.below.exists(keys_of(pages)) == [False] * 2
+    device.release(slots)
+
+
+def test_a_copy_out_with_a_bug_keeps_no_page_and_no_room(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pages = chain(3)
+    slots = compute(setup.device, pages)
+
+    def broken(slots: Sequence[int], out: Sequence[memoryview]) -> list[int | None]:
+        raise ValueError("a bug")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
+        patch.setattr(setup.device, "copy_out", broken)
+        setup.store.spill(slots)
+        assert setup.store.flush(60)
+    assert [record.getMessage() for record in caplog.records] == ["a background task of the store failed"] * 2
+    assert (setup.host.free_pages, setup.host.evictable_pages) == (16, 0)
+    setup.store.spill(slots)
+    assert setup.store.flush(60)
+    assert setup.store.below.exists(keys_of(pages)) == [True] * 3
+    setup.device.release(slots)
+    assert setup.device.evictable_pages == 3
 
 
 def test_closing_answers_what_waits(setup: Setup) -> None:
