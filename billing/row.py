@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache
 
 import msgspec
@@ -99,7 +99,7 @@ class LedgerRow:
         return self.usage().prompt_tokens
 
     def usage(self) -> Usage:
-        """Return the token classes as they were billed."""
+        """Return what was billed: the token classes, and the uses of tools, which stand in the lines."""
         return Usage(
             fresh_tokens=self.fresh_tokens,
             hit_device_tokens=self.hit_device_tokens,
@@ -114,11 +114,13 @@ class LedgerRow:
             write_5m_tokens=self.write_5m_tokens,
             write_1h_tokens=self.write_1h_tokens,
             hit_source=HitSource(self.hit_source),
+            tool_uses=self._tool_uses(),
         )
 
-    def billed_usage(self) -> Usage:
-        """Return all that the amount follows from: the token classes, and the uses of tools, which lines hold."""
-        return replace(self.usage(), tool_uses=tool_uses_of(self.charge().lines))
+    def _tool_uses(self) -> tuple[tuple[str, int], ...]:
+        if not any(tool in self.lines for tool in TOOLS):
+            return ()
+        return tuple((line.token_class, line.quantity) for line in self.charge().lines if line.token_class in TOOLS)
 
     def charge(self) -> Charge:
         """Return the charge as it was stored."""
@@ -150,11 +152,6 @@ class LedgerRow:
     def label(self, name: str) -> str | None:
         """Return one label of the request."""
         return msgspec.json.decode(self.labels, type=dict[str, str]).get(name)
-
-
-def tool_uses_of(lines: Iterable[ChargeLine]) -> tuple[tuple[str, int], ...]:
-    """Return how often each tool was used, as lines say."""
-    return tuple((line.token_class, line.quantity) for line in lines if line.token_class in TOOLS)
 
 
 @cache

@@ -66,7 +66,7 @@ def verify_rows(rows: Iterable[LedgerRow], books: Mapping[str, PriceBook]) -> Ve
             result.fault(f"{row.request_id}: the row has no basis to compute its amount from")
         elif book is None:
             result.fault(f"{row.request_id}: price version {row.price_version} is not stored")
-        elif _money(again := recharge(row.billed_usage(), book, stored.basis)) != _money(stored):
+        elif _money(again := recharge(row.usage(), book, stored.basis)) != _money(stored):
             result.fault(
                 f"{row.request_id}: stored {stored.amount_nano} (saved {stored.saved_nano}, {stored.unpriced_reason}), "
                 f"computed {again.amount_nano} (saved {again.saved_nano}, {again.unpriced_reason})"

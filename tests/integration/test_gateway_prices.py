@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,3 +89,54 @@ async def test_a_record_says_which_prefixes_its_prompt_had(tmp_path: Path) -> No
     assert len(first.prefix.marks()) == 1000 // stride
     shared = sum(a == b for a, b in zip(first.prefix.marks(), second.prefix.marks(), strict=True))
     assert shared == 700 // stride
+
+
+MESSAGE = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "stop_reason": "end_turn",
+           "stop_sequence": None, "content": [{"type": "text", "text": "x"}]}  # fmt: skip
+SEARCHED = {"input_tokens": 10, "output_tokens": 2, "server_tool_use": {"web_search_requests": 3}}
+MESSAGE_EVENTS = [
+    {"type": "message_start", "message": MESSAGE | {"content": [], "usage": {"input_tokens": 10, "output_tokens": 1}}},
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "x"}},
+    {"type": "content_block_stop", "index": 0},
+    {"type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": None}, "usage": SEARCHED},
+    {"type": "message_stop"},
+]
+CALL = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}}
+RESPONSE = {"id": "resp_1", "object": "response", "model": "m", "status": "completed", "output": [CALL, CALL, CALL],
+            "usage": {"input_tokens": 10, "output_tokens": 2, "total_tokens": 12}}  # fmt: skip
+
+
+def events(listed: list[dict[str, Any]]) -> list[bytes]:
+    return [f"event: {each['type']}\ndata: {json.dumps(each)}\n\n".encode() for each in listed]
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "script"),
+    [
+        ("messages", {}, Script(body=MESSAGE | {"usage": SEARCHED})),
+        ("messages", {"stream": True}, Script(events=events(MESSAGE_EVENTS))),
+        ("responses", {}, Script(body=RESPONSE)),
+        ("responses", {"stream": True}, Script(events=events([{"type": "response.completed", "response": RESPONSE}]))),
+    ],
+)
+async def test_searches_that_an_api_ran_are_charged(
+    path: str, more: dict[str, Any], script: Script, tmp_path: Path
+) -> None:
+    prices = tmp_path / "own.toml"
+    prices.write_text(VENDOR.replace("v-*", "m") + "tool_fees = { web_search = 0.01 }\n")
+    async with ScriptedEngine() as engine:
+        instance = {"id": "e0", "url": engine.url, "adapter": "openai", "speaks": ["chat", "messages", "responses"]}
+        async with gateway_for([engine], tmp_path, billing={"prices": str(prices)}, instances=[instance]) as client:
+            engine.script = script
+            said = (
+                {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9}
+                if path == "messages"
+                else {"input": "x"}
+            )
+            async with client.session.post(f"{client.url}/v1/{path}", json={"model": "m", **said, **more}) as response:
+                assert response.status == 200
+                await response.read()
+            (record,) = await client.records(1)
+    assert record.usage.tool_uses == (("web_search", 3),)
+    assert record.charge.amount_nano == 10 * 1000 + 2 * 2000 + 3 * 10_000_000

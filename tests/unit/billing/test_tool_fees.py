@@ -90,10 +90,10 @@ def test_a_tool_without_a_price_is_unpriced_and_its_uses_are_kept() -> None:
     usage = anthropic_usage(SEARCHED).usage
     row = row_of(asked(NO_FEES, usage))
     assert (row.amount_nano, row.unpriced_reason) == (None, "no_rate:web_search")
-    assert row.billed_usage() == usage
+    assert row.usage() == usage
     basis = row.charge().basis
     assert basis is not None
-    assert recharge(row.billed_usage(), BOOK, basis).amount_nano == 34_500_000
+    assert recharge(row.usage(), BOOK, basis).amount_nano == 34_500_000
 
 
 def test_a_ledger_corrects_exports_and_verifies_them(tmp_path: Path) -> None:
