@@ -113,6 +113,18 @@ def test_what_ended_otherwise_than_was_said_is_a_difference(
     assert sum(row.amount_nano or 0 for row in (*said, *back, *longer)) == sum(row.amount_nano or 0 for row in said)
 
 
+def test_a_wrong_price_is_mended_by_taking_back_and_charging_again(book: PriceBook) -> None:
+    wrong = PriceBook.from_toml(BOOK.replace("4.5", "45"))
+    books = {each.version: each for each in (book, wrong)}
+    posted = storage_rows([LEASE], lambda model: wrong, (), LATER)
+    assert storage_rows([LEASE], lambda model: book, posted, LATER) == []  # what is posted keeps its price
+    posted += storage_rows([replace(LEASE, until_ns=LEASE.since_ns)], lambda model: book, posted, LATER)
+    assert sum(row.amount_nano or 0 for row in posted) == 0
+    posted += storage_rows([LEASE], lambda model: book, posted, LATER)
+    assert sum(row.amount_nano or 0 for row in posted) == 900_000_000
+    assert not list(storage_faults(posted, books, is_whole=True))
+
+
 def test_what_cannot_be_charged_is_an_error_for_all(book_for: Callable[[str], PriceBook]) -> None:
     with pytest.raises(StorageError, match=r"c2: storage of plain has no price in explicit: no_rate:storage"):
         storage_rows([LEASE, replace(LEASE, id="c2", model="plain")], book_for, (), LATER)
