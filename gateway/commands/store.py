@@ -12,6 +12,7 @@ import json
 import sys
 from pathlib import Path
 
+from billing.tables import counted
 from gateway.errors import SettingsError
 from gateway.settings.arguments import add_settings_arguments, settings_of
 from kvstore.at_rest import at_rest_from_environment
@@ -95,12 +96,12 @@ def _look(args: argparse.Namespace, place: Path | str) -> Contents | None:
         clear_disk(place)
         print(f"{place}: cleared")
     else:
-        print(f"{without_secret(place)}: {clear_pool(place, fingerprint=args.layout)} pages removed")
+        print(f"{without_secret(place)}: {counted(clear_pool(place, fingerprint=args.layout), 'page')} removed")
     return None
 
 
 def _text(contents: Contents, *, verified: bool) -> str:
-    lines = [f"{_name(contents)}: {contents.pages} pages, {contents.page_bytes / 1e6:,.1f} MB"]
+    lines = [f"{_name(contents)}: {counted(contents.pages, 'page')}, {contents.page_bytes / 1e6:,.1f} MB"]
     if contents.in_use is not None:
         status = contents.in_use
         lines[0] += (
@@ -108,11 +109,11 @@ def _text(contents: Contents, *, verified: bool) -> str:
         )
     if verified:
         lines[0] += ", each read and right"
-    lines += [f"  layout {layout}: {pages} pages" for layout, pages in contents.layouts.most_common()]
+    lines += [f"  layout {layout}: {counted(pages, 'page')}" for layout, pages in contents.layouts.most_common()]
     for namespace, pages in contents.namespaces.most_common():
-        lines.append(f"  salt {namespace.salt or '-'}, adapter {namespace.adapter or '-'}: {pages} pages")
+        lines.append(f"  salt {namespace.salt or '-'}, adapter {namespace.adapter or '-'}: {counted(pages, 'page')}")
     for key_id, pages in contents.hidden.most_common():
-        lines.append(f"  under key {key_id}, which is not here: {pages} pages, not looked into")
+        lines.append(f"  under key {key_id}, which is not here: {counted(pages, 'page')}, not looked into")
     lines += [f"  BAD ({reason}): {pages}, never served" for reason, pages in contents.bad.most_common()]
     return "\n".join(lines)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from billing.tables import printable
 from gateway.console.formats import ago, count, duration, share
 from gateway.console.run_views import RunView, page_of, pages_of, run_view
 from gateway.console.scale import Segment
@@ -79,18 +80,14 @@ def run_waterfall(records: Sequence[RequestRecord], *, width: int = 120, colour:
     return "\n".join(lines)
 
 
-def printable(text: str) -> str:
-    """Text without anything that a terminal would obey: names come from clients and models."""
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)
-
-
 def _head(view: RunView, colour: bool) -> str:
     title = printable(view.run_id) + (f"  {printable(view.agent)}" if view.agent else "")
     sums = "; ".join(
         f"cost {each.cost}, saved {each.saved}" + (f", {each.unpriced} unpriced" if each.unpriced else "")
         for each in view.money
     )
-    facts = f"{printable(view.models)}, {view.when_utc}, {view.elapsed}, {view.steps_total} steps"
+    steps = "1 step" if view.steps_total == "1" else f"{view.steps_total} steps"
+    facts = f"{printable(view.models)}, {view.when_utc}, {view.elapsed}, {steps}"
     failed = f", {view.failed} failed" if view.failed else ""
     return "\n".join((
         title,
