@@ -26,6 +26,7 @@ from engine_adapter.resumption import LoopState, Rendering, ResumableTemplate, p
 
 TEMPLATE_FOLDER = Path(__file__).parent / "templates"
 _ATTRIBUTES_OF_OBJECTS = frozenset(dir(dict))
+_as_json = json.JSONEncoder(ensure_ascii=False).encode
 _log = logging.getLogger(__name__)
 MODEL_TEMPLATE = "model"
 """The name under which a model's own template is selected."""
@@ -190,9 +191,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
-    )
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.filters["fromjson"] = _fromjson
     environment.globals["raise_exception"] = _raise_exception
@@ -207,6 +206,8 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    if not (ensure_ascii or indent is not None or separators or sort_keys):
+        return _as_json(plain(value))  # an encoder is made once and not for every value
     return json.dumps(
         plain(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

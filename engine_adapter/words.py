@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
 
 from engine_adapter.ids import Ids
 from engine_adapter.substrings import Substrings
@@ -41,6 +42,8 @@ _CLASSES: Mapping[str, str] = {
     "Lm": "",
     "Lo": "",
 }
+_BYTE_LEVEL = ByteLevel(add_prefix_space=False, use_regex=False)
+_SPELLINGS = {code: _BYTE_LEVEL.pre_tokenize_str(chr(code))[0][0] for code in range(128)}
 _PARTS = re.compile(r"\\p\{(\w+)\}|\\.|\[\^?|\]|[^\\\[\]]+", re.DOTALL)
 
 
@@ -50,6 +53,7 @@ class Words:
     def __init__(self, tokenizer: Tokenizer, expressions: Sequence[str], added: Iterable[str]) -> None:
         """Raises ``re.error``."""
         self._tokenizer, self._expressions = tokenizer, expressions
+        self._model = tokenizer.model  # asked for a word, it spares what the whole does for texts: 90 of 130 us
         self._added = Substrings(added)
         self._table = word_table(expressions)
 
@@ -91,15 +95,25 @@ class Words:
         """Encode words, each by itself; ``None`` where one would be split further than in its text."""
         if any(self._table.split(word) != [word] for word in words):
             return None
-        encodings = self._tokenizer.encode_batch_fast(words, add_special_tokens=False)
-        pairs = zip(words, encodings, strict=True)
-        learned = {word: np.array(encoding.ids, np.uint32).tobytes() for word, encoding in pairs}
+        short = [word for word in words if len(word) <= _MAX_WORD_CHARS]
+        learned = {word: _packed([token.id for token in self._model.tokenize(_as_bytes(word))]) for word in short}
         if len(self._table) > _MAX_WORDS:
             self._table = word_table(self._expressions)
         for word, ids in learned.items():
-            if len(word) <= _MAX_WORD_CHARS:
-                self._table.add(word, ids)
+            self._table.add(word, ids)
+        if long := [word for word in words if word not in learned]:
+            encodings = self._tokenizer.encode_batch_fast(long, add_special_tokens=False)  # other threads may run
+            learned |= {word: _packed(encoding.ids) for word, encoding in zip(long, encodings, strict=True)}
         return learned
+
+
+def _as_bytes(word: str) -> str:
+    """Return ASCII text as byte-level models spell its bytes."""
+    return word.translate(_SPELLINGS)
+
+
+def _packed(ids: Sequence[int]) -> bytes:
+    return np.array(ids, np.uint32).tobytes()
 
 
 class _Unknown(Exception):
