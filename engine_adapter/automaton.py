@@ -158,7 +158,7 @@ def _tables(steps: Sequence[_Step]) -> Automaton:
     kinds: dict[tuple[bool, ...], int] = {}
     classes = [kinds.setdefault(tuple(code in chars for chars in sets), len(kinds)) for code in range(END)]
     examples = [classes.index(kind) for kind in range(len(kinds))] + [END]
-    start = (0,)
+    start: tuple[int, ...] = (0,)
     states, rows = {start: _START}, list[list[int]]()
     for state in (reached := [start]):
         row = list[int]()
