@@ -14,6 +14,8 @@ from typing import Protocol
 
 from engine_adapter.http import UpstreamClient
 from engine_adapter.load import EngineLoad, LoadSource
+from kvstore.event_wire import FLUSHED_TIERS
+from kvstore.page import Tier
 
 OPENAI_ENDPOINTS = frozenset({"chat", "completions"})
 """Endpoints by the names that records have for them: what everything that is called compatible with OpenAI speaks."""
@@ -123,6 +125,8 @@ class EventSource:
     replay_endpoint: str | None
     topic: str
     rank: int = 0
+    cleared: tuple[Tier, ...] = FLUSHED_TIERS
+    """What has nothing any more when it says that all blocks are cleared, and not where."""
 
 
 @dataclass(frozen=True, slots=True)

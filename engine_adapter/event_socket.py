@@ -20,7 +20,9 @@ from zmq.utils.monitor import parse_monitor_message
 
 from engine_adapter.turns import Turns
 from engine_adapter.wire_events import WireError, decode_batch
+from kvstore.event_wire import FLUSHED_TIERS
 from kvstore.events import EventBatch
+from kvstore.page import Tier
 
 _END = b"\xff" * 8
 
@@ -52,13 +54,15 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class EventSocketOptions:
-    """``queue_frames`` bounds what ZMQ keeps for us; ``replay_timeout_s`` is for the whole replay.
+    """``cleared``: see ``EventSource``. ``queue_frames`` bounds what ZMQ keeps for us; ``replay_timeout_s`` is for the
+    whole replay.
 
     A connection on which nothing came back for ``silence_s`` is made anew: where a machine or a path between is gone
     without a word, nobody else would notice. It is asked for a sign of life three times in that time.
     """
 
     topic: str = ""
+    cleared: tuple[Tier, ...] = FLUSHED_TIERS
     queue_frames: int = 100_000
     replay_timeout_s: float = 10.0
     replay_batches: int = 20_000
@@ -139,7 +143,7 @@ class EventSocket:
                     yield Reconnected()
                 self._is_first_told = True
             if live in ready:
-                yield _arrival(await live.recv_multipart())
+                yield _arrival(await live.recv_multipart(), self.options.cleared)
 
     async def replay(self, first: int) -> Replay | None:
         """Fetch the batches from number ``first`` on that the publisher still has.
@@ -169,7 +173,7 @@ class EventSocket:
             frames = await socket.recv_multipart()
             if len(frames) >= 2 and frames[-2] == _END:
                 return Replay([batches[number] for number in sorted(batches)], last)
-            arrival = _arrival(frames)
+            arrival = _arrival(frames, self.options.cleared)
             if isinstance(arrival, EventBatch):
                 batches[arrival.sequence] = arrival
             if arrival.sequence is not None:
@@ -178,11 +182,11 @@ class EventSocket:
         return None
 
 
-def _arrival(frames: Sequence[bytes]) -> EventBatch | Undecodable:
+def _arrival(frames: Sequence[bytes], cleared: tuple[Tier, ...]) -> EventBatch | Undecodable:
     if len(frames) < 2 or len(frames[-2]) != 8:
         return Undecodable(f"{len(frames)} frames without a sequence number")
     sequence = int.from_bytes(frames[-2], "big")
     try:
-        return decode_batch(sequence, frames[-1])
+        return decode_batch(sequence, frames[-1], cleared)
     except WireError as error:
         return Undecodable(str(error), sequence)

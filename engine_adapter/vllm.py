@@ -38,6 +38,7 @@ from engine_adapter.http import UpstreamClient, get_bytes, get_json
 from engine_adapter.load import EngineLoad, gauges_by_rank, labels_of
 from engine_adapter.openai_compatible import OpenAICompatible, adapter_names, list_models, names_and_length
 from engine_adapter.vllm_store import storage_facts
+from kvstore.page import Tier
 
 _READS_IDS = (0, 32)
 _INFO_S = 60.0  # the first time it looks at the whole machine before it answers
@@ -126,7 +127,8 @@ class Vllm(OpenAICompatible):
 def event_sources(config: Mapping[str, object], host: str) -> tuple[EventSource, ...]:
     """Return one source for each data-parallel rank of a server's own ``VllmConfig``; none when events are off.
 
-    A wildcard address stands for the host that the instance is reached by.
+    A wildcard address stands for the host that the instance is reached by. ``reset_prefix_cache`` says that all blocks
+    are cleared, and leaves the tiers of our connector as they are, which tell of themselves.
     """
     events = mapping(config.get("kv_events_config")) or {}
     endpoint = _text(events.get("endpoint"))
@@ -134,7 +136,10 @@ def event_sources(config: Mapping[str, object], host: str) -> tuple[EventSource,
         return ()
     replay, topic = _text(events.get("replay_endpoint")), _text(events.get("topic")) or ""
     ranks = _of(config, "parallel_config", "data_parallel_size") or 1
-    return ranked_sources(_at(endpoint, host), None if replay is None else _at(replay, host), topic, ranks)
+    sources = ranked_sources(_at(endpoint, host), None if replay is None else _at(replay, host), topic, ranks)
+    if len(storage_facts(config).tiers) == 1:
+        return sources
+    return tuple(replace(source, cleared=(Tier.DEVICE,)) for source in sources)
 
 
 def ranked_sources(endpoint: str, replay: str | None, topic: str, ranks: int) -> tuple[EventSource, ...]:

@@ -61,8 +61,11 @@ class WireError(Exception):
     """A frame or a payload that cannot be understood as KV events; what it said is lost."""
 
 
-def decode_batch(sequence: int, payload: bytes) -> EventBatch:
-    """Decode one payload of any supported engine. O(bytes). Raises ``WireError``."""
+def decode_batch(sequence: int, payload: bytes, cleared: tuple[Tier, ...] = FLUSHED_TIERS) -> EventBatch:
+    """Decode one payload of any supported engine; ``cleared``: what ``AllBlocksCleared`` covers where it does not say.
+
+    O(bytes). Raises ``WireError``.
+    """
     decoded: list[KvEvent] = []
     ignored: list[str] = []
     try:
@@ -70,7 +73,7 @@ def decode_batch(sequence: int, payload: bytes) -> EventBatch:
         if not isinstance(events, list):
             raise ValueError("events are not a list")
         for wire in events:
-            event = _event(wire if isinstance(wire, dict) else _fields(wire), ignored)
+            event = _event(wire if isinstance(wire, dict) else _fields(wire), ignored, cleared)
             if event is not None:
                 decoded.append(event)
         rank = rest[0] if rest and isinstance(rest[0], int) else 0
@@ -93,7 +96,7 @@ def _fields(wire: object) -> Fields:
     return {**fields, "type": kind}
 
 
-def _event(fields: Fields, ignored: list[str]) -> KvEvent | None:
+def _event(fields: Fields, ignored: list[str], cleared: tuple[Tier, ...]) -> KvEvent | None:
     """Return what one event says, ``None`` if it says nothing that the index can use."""
     kind, medium = fields["type"], fields.get("medium")
     if kind not in _ARRAY_FIELDS:
@@ -108,7 +111,7 @@ def _event(fields: Fields, ignored: list[str]) -> KvEvent | None:
     if kind == "BlockRemoved":
         # Whichever group lost the block, the prefix is no longer whole: groups need no telling apart here.
         return BlocksRemoved(_hashes(fields["block_hashes"]), tier)
-    return TierCleared(FLUSHED_TIERS if medium is None else (tier,))
+    return TierCleared(cleared if medium is None else (tier,))
 
 
 def _stored(fields: Fields, tier: Tier, ignored: list[str]) -> BlocksStored | None:

@@ -129,7 +129,7 @@ class Feed:
             self._fold.orphans.clear(Tier)  # others have their room
 
     async def _follow(self) -> None:
-        options = EventSocketOptions(topic=self._source.topic)
+        options = EventSocketOptions(self._source.topic, self._source.cleared)
         async with EventSocket(self._source.endpoint, self._source.replay_endpoint, options=options) as socket:
             await socket.until_connected(_CONNECT_S)  # what is published from here on comes by itself
             await self._take(self._resync.start(), socket)

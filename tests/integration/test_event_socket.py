@@ -12,8 +12,8 @@ import zmq.asyncio
 
 from engine_adapter import turns
 from engine_adapter.event_socket import Arrival, EventSocket, EventSocketOptions, Reconnected, Replay, Undecodable
-from kvstore.event_wire import encode_sglang
-from kvstore.events import BlocksRemoved, EventBatch
+from kvstore.event_wire import FLUSHED_TIERS, encode_sglang
+from kvstore.events import BlocksRemoved, EventBatch, TierCleared
 from kvstore.page import Tier
 
 END = b"\xff" * 8
@@ -99,6 +99,19 @@ async def test_batches_arrive_in_order_and_other_topics_do_not(context: zmq.asyn
         await publisher.send(*frames(9))
         arrivals = await take(aiter(socket), 2)
     assert [arrival.sequence for arrival in arrivals if isinstance(arrival, EventBatch)] == [7, 9]
+    publisher.close()
+
+
+async def test_a_clearing_covers_what_its_source_says(context: zmq.asyncio.Context) -> None:
+    publisher = Publisher(context)
+    cleared = EventBatch(3, 3.0, (TierCleared(FLUSHED_TIERS),))
+    options = EventSocketOptions(cleared=(Tier.DEVICE,))
+    async with EventSocket(publisher.endpoint, options=options, context=context) as socket:
+        await publisher.subscribed()
+        await publisher.send(b"kv", (3).to_bytes(8, "big"), encode_sglang(cleared))
+        (arrival,) = await take(aiter(socket), 1)
+    assert isinstance(arrival, EventBatch)
+    assert arrival.events == (TierCleared((Tier.DEVICE,)),)
     publisher.close()
 
 

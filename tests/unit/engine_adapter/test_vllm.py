@@ -12,6 +12,7 @@ from engine_adapter.errors import UpstreamError
 from engine_adapter.vllm import Vllm, event_sources, ranked_sources
 from engine_adapter.vllm_store import storage_facts
 from engine_adapter.wire_client import WireClient
+from kvstore.page import Tier
 from tests.scripted_engine import ScriptedEngine
 
 _EVENTS = {
@@ -71,6 +72,13 @@ def test_our_connector_is_known_by_its_module() -> None:
     theirs = {"kv_connector_module_path": "lmcache.connector", "kv_connector_extra_config": extra}
     assert storage_facts({"kv_transfer_config": theirs}).tiers == ("device",)
     assert storage_facts({"kv_transfer_config": None}).pool is None
+
+
+def test_clearing_the_engines_own_cache_leaves_our_connectors_tiers() -> None:
+    ours = {"kv_connector_module_path": "kvstore.plugins.vllm.connector"}
+    assert [source.cleared for source in event_sources(_config(kv_transfer_config=ours), "h")] == [(Tier.DEVICE,)] * 2
+    theirs = {"kv_connector_module_path": "lmcache.connector"}
+    assert Tier.HOST in event_sources(_config(kv_transfer_config=theirs), "h")[0].cleared
 
 
 @pytest.mark.parametrize(("version", "reads"), [("0.32.0", True), ("1.0", True), ("0.31.2", False), ("dev", False)])

@@ -322,3 +322,8 @@ def test_a_clearing_of_everything_is_a_flush_and_the_other_tiers() -> None:
         (Tier.DISK,),
         (Tier.POOL,),
     ]
+
+
+def test_a_source_says_what_its_clearing_covers() -> None:
+    wire = payload(["AllBlocksCleared"], {"type": "AllBlocksCleared", "medium": "CPU_PINNED"})
+    assert decode_batch(0, wire, (Tier.DEVICE,)).events == (TierCleared((Tier.DEVICE,)), TierCleared((Tier.HOST,)))
