@@ -31,8 +31,10 @@ from gateway.policy.load import Load
 
 try:  # where there was a C compiler at installation
     from gateway.policy import _prices
+
+    COMPILED = True
 except ImportError:
-    _prices = None  # type: ignore[assignment]
+    COMPILED = False
 
 _LEAST_PULL_TOKENS = 1024
 _MOST_FURTHER_STEPS = 10.0
@@ -116,7 +118,7 @@ def prices(
 
     ``source``: the position of the instance whose device others can pull pages from; ``None`` where they can't.
     """
-    if _prices is None:
+    if not COMPILED:
         return interpreted_prices(offers, asked, now_s, source, weights)
     terms = (
         asked.output_tokens,

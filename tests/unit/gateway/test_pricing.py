@@ -77,6 +77,13 @@ def test_both_loops_find_the_same_prices(
         assert ours.ttft_s == pytest.approx(theirs.ttft_s, rel=1e-9, abs=1e-12)
 
 
+def test_without_a_compiler_the_formula_is_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pricing, "COMPILED", False)
+    fleet = [InstanceView(name, (64, 0, 0, 0), Load(EngineCosts(Rates(1e4, 1e6, 1e5, 1e5)))) for name in "ab"]
+    asked = Asked(1000, 10.0)
+    assert prices(fleet, asked, NOW_S) == interpreted_prices(fleet, asked, NOW_S)
+
+
 def test_a_fleet_of_nobody_has_no_prices() -> None:
     assert _prices.prices([], (0.0,) * 11, 100, -1, None, None, pricing.Price) == []
 
