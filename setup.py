@@ -15,7 +15,6 @@ setup(
         ),
         Extension("engine_adapter._unpack", ["engine_adapter/_unpack.c"], py_limited_api=True, optional=True),
         Extension("engine_adapter._words", ["engine_adapter/_words.c"], py_limited_api=True, optional=True),
-        Extension("gateway.policy._prices", ["gateway/policy/_prices.c"], py_limited_api=True, optional=True),
         Extension("radix_index._kernels", ["radix_index/_kernels.c"], py_limited_api=True, optional=True),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},

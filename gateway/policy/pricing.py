@@ -13,9 +13,6 @@
 
 The first is what the request itself waits; the rest is what others will, and all of it follows from what binds there
 at this moment: an idle instance has nobody who would come, an unfilled cache nothing that is pushed out.
-
-``interpreted_prices`` is the formula; ``_prices.c`` is the same loop compiled, since it runs over every instance at
-every decision. Tests hold the two against each other.
 """
 
 from __future__ import annotations
@@ -28,13 +25,6 @@ import msgspec
 
 from gateway.policy.costs import Fetch
 from gateway.policy.load import Load
-
-try:  # where there was a C compiler at installation
-    from gateway.policy import _prices
-
-    COMPILED = True
-except ImportError:
-    COMPILED = False
 
 _LEAST_PULL_TOKENS = 1024
 _MOST_FURTHER_STEPS = 10.0
@@ -114,33 +104,10 @@ class Offer(Protocol):
 def prices(
     offers: Sequence[Offer], asked: Asked, now_s: float, source: int | None = None, weights: Weights = WEIGHTS
 ) -> list[Price]:
-    """Return for each instance the cheapest way to serve the request there. O(instances), a fraction of a µs each.
+    """Return for each instance the cheapest way to serve the request there. O(instances), a few µs each.
 
     ``source``: the position of the instance whose device others can pull pages from; ``None`` where they can't.
     """
-    if not COMPILED:
-        return interpreted_prices(offers, asked, now_s, source, weights)
-    terms = (
-        asked.output_tokens,
-        now_s,
-        weights.arrivals * weights.own_share,
-        weights.arrivals * (1 - weights.own_share),
-        _further_s(asked, weights),
-        weights.reuse,
-        weights.decode,
-        weights.idle,
-        weights.balance,
-        _MOST_UNEVEN,
-        _LEAST_PULL_TOKENS,
-    )
-    position = -1 if source is None else source
-    return _prices.prices(offers, terms, asked.prompt_tokens, position, _memory_wait_s, _fetched, Price)
-
-
-def interpreted_prices(
-    offers: Sequence[Offer], asked: Asked, now_s: float, source: int | None = None, weights: Weights = WEIGHTS
-) -> list[Price]:
-    """Do what ``prices`` does. A µs each."""
     count, per_offer = len(offers), 1 / len(offers)
     due_rates = [offer.around.due_rate for offer in offers]
     lately_s = [offer.load.lately_s for offer in offers]
@@ -152,7 +119,7 @@ def interpreted_prices(
     mean_running = sum([offer.load.running for offer in offers]) * per_offer
     decode_weight = weights.decode * idle_share**weights.idle / (1 + 0.5 * mean_running) * asked.output_tokens
     prompt, output = asked.prompt_tokens, asked.output_tokens
-    further = _further_s(asked, weights)
+    further = weights.further * min(asked.further_steps, _MOST_FURTHER_STEPS) * 0.5 * asked.mean_square_s
     own_share, fleet_rate = weights.arrivals * weights.own_share, weights.arrivals * (1 - weights.own_share) * mean_due
     half_context = 0.5 * (prompt + 0.5 * output)
     of_costs, read_s, overhead_s, token_s, grown_s, beside_s = None, 0.0, 0.0, 0.0, 0.0, 0.0
@@ -189,11 +156,6 @@ def interpreted_prices(
             cost_s += evenly * ttft_s * (done_s if done_s < uneven_s else uneven_s)
         found.append(Price(cost_s, ttft_s, new, fetch))
     return found
-
-
-def _further_s(asked: Asked, weights: Weights) -> float:
-    """Return what each step that is due a second at an instance will wait for this run's further steps."""
-    return weights.further * min(asked.further_steps, _MOST_FURTHER_STEPS) * 0.5 * asked.mean_square_s
 
 
 def _fetched(
