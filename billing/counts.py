@@ -18,6 +18,8 @@ from tracing.record import HitSource, Usage, UsageSource
 
 #: Beyond this a number is no token count, whatever it is.
 MAX_COUNT = 10**9
+#: No usage object has so many fields that matter: more alarms would say nothing more and swell the request's row.
+MAX_PROBLEMS = 64
 
 
 class ProblemCode(StrEnum):
@@ -106,8 +108,9 @@ class Counts:
         self.problems: list[UsageProblem] = []
 
     def alarm(self, code: ProblemCode, detail: str) -> None:
-        """Record a problem."""
-        self.problems.append(UsageProblem(code, detail))
+        """Record a problem, unless there are so many that one more says nothing."""
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(UsageProblem(code, detail))
 
     def read(self, source: Mapping[str, object] | None, field: str) -> int | None:
         """Return the count in ``field``, or ``None`` where it is absent, null, negative, absurd or no integer."""

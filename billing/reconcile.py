@@ -117,6 +117,10 @@ def with_engine(sums: Sums, before: Mapping[str, int], after: Mapping[str, int])
     return lines
 
 
+#: Nobody is billed so much, be it money or tokens.
+_NO_NUMBER = Decimal(10) ** 18
+
+
 @dataclass(frozen=True, slots=True)
 class InvoiceColumns:
     """What an invoice's columns are called. Empty: it has none such."""
@@ -132,6 +136,13 @@ class InvoiceColumns:
 def read_invoice(file: TextIO, columns: InvoiceColumns) -> dict[tuple[str, str], dict[str, Decimal]]:
     """Sum an invoice CSV by (day, model). Raises ``ReconcileError`` with the line of what cannot be read."""
     reader = csv.DictReader(file)
+    try:
+        return _sums_of(reader, columns)
+    except csv.Error as error:  # a field without an end
+        raise ReconcileError(f"line {reader.line_num + 1} of the invoice: {error}") from error
+
+
+def _sums_of(reader: csv.DictReader[str], columns: InvoiceColumns) -> dict[tuple[str, str], dict[str, Decimal]]:
     measures = {
         name: column
         for name in ("cost", "prompt_tokens", "hit_tokens", "output_tokens")
@@ -149,10 +160,20 @@ def read_invoice(file: TextIO, columns: InvoiceColumns) -> dict[tuple[str, str],
             place = (line[columns.day][:10] if day is None else day.strftime("%Y-%m-%d"), line[columns.model])
             sums = found.setdefault(place, dict.fromkeys(measures, Decimal(0)))
             for name, column in measures.items():
-                sums[name] += Decimal(line[column].replace(",", "").strip() or "0")
-        except (InvalidOperation, ValueError, AttributeError) as error:
-            raise ReconcileError(f"line {reader.line_num} of the invoice: {type(error).__name__}: {error}") from error
+                sums[name] += _number(line[column], column)
+        except (ValueError, TypeError, OverflowError) as error:  # TypeError: the line ends before that column
+            raise ReconcileError(f"line {reader.line_num} of the invoice: {error}") from error
     return found
+
+
+def _number(text: str | None, column: str) -> Decimal:
+    try:
+        number = Decimal((text or "").replace(",", "").strip() or "0")
+    except InvalidOperation:
+        number = Decimal("NaN")
+    if text is None or not (number.is_finite() and abs(number) < _NO_NUMBER):
+        raise ValueError(f"{column} is {'missing' if text is None else repr(text)[:40]}")
+    return number
 
 
 def with_invoice(report: Report, invoice: Mapping[tuple[str, str], Mapping[str, Decimal]], currency: str) -> list[Line]:

@@ -86,7 +86,8 @@ def storage_rows(
     """Return the rows that are missing for what is posted to come to what was kept.
 
     ``posted``: the storage rows there are; ``book_for``: the book of a model. Hours that begin before ``kept_ns``,
-    whose rows retention may have removed, stay as they are. A quantity that is posted keeps the price that it had.
+    whose rows retention may have removed, stay as they are. A quantity that is posted keeps the price that it had, and
+    its hour stays with whom it was charged to, at their price, until it is taken back.
     Raises ``StorageError``, for all of them together, where one has no price or is told in two ways.
     """
     histories = _by_id(posted)
@@ -100,9 +101,8 @@ def storage_rows(
     for request_id, history in histories.items():
         lease_id = request_id.removeprefix(f"{STORAGE}:").rpartition(":")[0]
         if request_id not in wanted and lease_id in told and history[0].arrived_ns >= kept_ns:
-            first = history[0]
-            none = Slice(told[lease_id], first.arrived_ns, first.arrived_ns)
-            rows += _difference(none, history, book_for, now_ns)
+            start_ns = history[-1].arrived_ns
+            rows += _difference(Slice(told[lease_id], start_ns, start_ns), history, book_for, now_ns)
     for request_id, each in wanted.items():
         rows += _difference(each, histories.get(request_id, ()), book_for, now_ns)
     return rows
@@ -114,15 +114,16 @@ def _difference(
     had_quantity, had_nano = _sums(history)
     if wanted.token_seconds == had_quantity:
         return
-    lease, book = wanted.lease, book_for(wanted.lease.model)
-    rate = book.storage_rate(lease.model, wanted.start_ns, lease.team, lease.region)
-    if isinstance(rate, NoPrice):
-        raise StorageError(f"{lease.id}: storage of {lease.model} has no price in {book.name}: {rate.reason}")
+    lease, region = wanted.lease, wanted.lease.region
     place = Place(lease.tenant, lease.team, lease.key_id, lease.model, lease.model, None, None, None, "", "")
-    if history:
-        place = place_of(history[0])  # whoever it was first charged to
-        if place.currency != book.currency:
-            raise StorageError(f"{lease.id} was charged in {place.currency}, {book.name} is in {book.currency}")
+    if had_quantity:
+        place, region = place_of(history[-1]), history[-1].price_region  # whoever it is charged to
+    book = book_for(place.served_model)
+    rate = book.storage_rate(place.served_model, wanted.start_ns, place.team, region)
+    if isinstance(rate, NoPrice):
+        raise StorageError(f"{lease.id}: storage of {place.served_model} has no price in {book.name}: {rate.reason}")
+    if had_quantity and place.currency != book.currency:
+        raise StorageError(f"{lease.id} was charged in {place.currency}, {book.name} is in {book.currency}")
     place = replace(place, currency=book.currency, price_version=book.version)
     amount = storage_charge(wanted.token_seconds, _SECOND_NS, rate, book.rounding) - had_nano
     yield posting(
@@ -135,7 +136,7 @@ def _difference(
         span_ns=(wanted.start_ns, wanted.end_ns),
         posted_ns=max(now_ns, wanted.start_ns) if history else wanted.start_ns,
         saved_nano=-amount,
-        region=lease.region,
+        region=region,
     )
 
 

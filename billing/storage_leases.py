@@ -13,10 +13,12 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from billing.counts import MAX_COUNT
 from billing.errors import StorageError
 from billing.storage import Lease
 
 _NEEDED = ("id", "model", "tokens", "since", "until")
+_WRITTEN = ("id", "model", "tenant", "team", "key", "region")  # into the rows
 _SECOND_NS = 10**9
 
 
@@ -31,23 +33,29 @@ def read_leases(text: str, *, tenant: str = "default", team: str = "default", ke
     for number, entry in enumerate(entries, 1):
         try:
             leases.append(_lease({**whose, **{name: value for name, value in entry.items() if value}}))
-        except (KeyError, ValueError) as error:
-            raise StorageError(f"cached prompt {number} cannot be read: {type(error).__name__}: {error}") from error
+        except KeyError as error:
+            raise StorageError(f"cached prompt {number} has no {error.args[0]}") from error
+        except (ValueError, OverflowError) as error:
+            raise StorageError(f"cached prompt {number} cannot be read: {error}") from error
     return leases
 
 
 def _table(text: str) -> list[dict[str, str]]:
     reader = csv.DictReader(io.StringIO(text))
-    if missing := [name for name in _NEEDED if name not in (reader.fieldnames or ())]:
-        raise StorageError(f"the table has no column {', '.join(missing)}, only {', '.join(reader.fieldnames or ())}")
-    return list(reader)
+    try:
+        if missing := [name for name in _NEEDED if name not in (reader.fieldnames or ())]:
+            columns = ", ".join(reader.fieldnames or ())
+            raise StorageError(f"the table has no column {', '.join(missing)}, only {columns!r:.200}")
+        return list(reader)
+    except csv.Error as error:  # a field without an end
+        raise StorageError(f"line {reader.line_num + 1} of the table: {error}") from error
 
 
 def _listed(text: str) -> list[dict[str, str]]:
     """Turn what Gemini's API lists into the table's names."""
     try:
         content = json.loads(text)
-        listed = content["cachedContents"] if isinstance(content, dict) else content
+        listed = content["cachedContents"] if isinstance(content, dict) and content else content  # {}: there are none
         return [
             {
                 "id": str(each["name"]).rpartition("/")[2],
@@ -58,14 +66,16 @@ def _listed(text: str) -> list[dict[str, str]]:
             }
             for each in listed
         ]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StorageError(f"this is no list of cached contents: {type(error).__name__}: {error}") from error
 
 
 def _lease(entry: Mapping[str, str]) -> Lease:
     tokens, since_ns, until_ns = int(entry["tokens"]), _instant(entry["since"]), _instant(entry["until"])
-    if tokens < 0 or until_ns < since_ns:
-        raise ValueError(f"{tokens} tokens from {entry['since']} until {entry['until']}")
+    if not 0 <= tokens <= MAX_COUNT or not 0 <= since_ns <= until_ns:  # nobody cached anything before 1970
+        raise ValueError(f"{entry['tokens']:.40} tokens from {entry['since']} until {entry['until']}")
+    if unprintable := [name for name, value in entry.items() if name in _WRITTEN and not value.isprintable()]:
+        raise ValueError(f"its {unprintable[0]} is {entry[unprintable[0]]!a:.200}")
     return Lease(
         id=entry["id"],
         model=entry["model"],

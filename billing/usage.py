@@ -93,15 +93,21 @@ def _tool_uses(counts: Counts, usage: Json | None) -> tuple[tuple[str, int], ...
 
     A tool that is not known is an alarm: what it costs is in no line.
     """
-    told = _object(usage, "server_tool_use") or {}
-    found = []
+    told = _object(usage, "server_tool_use")
+    if told is None:
+        if usage is not None and usage.get("server_tool_use") is not None:
+            counts.alarm(ProblemCode.NOT_A_COUNT, f"server_tool_use is {usage['server_tool_use']!r:.40}")
+        return ()
+    found: dict[str, int] = {}
     for field in sorted(told):
         uses, tool = counts.read(told, field), str(field).removesuffix("_requests")
         if uses and tool not in TOOLS:
             counts.alarm(ProblemCode.UNKNOWN_TOOL, f"{uses} of {tool!r:.40}")
         elif uses:
-            found.append((tool, uses))
-    return tuple(found)
+            if found.setdefault(tool, uses) != uses:  # told under two names
+                counts.alarm(ProblemCode.TOTAL_DISAGREES, f"{tool} is told as {found[tool]} and {uses}")
+            found[tool] = max(found[tool], uses)
+    return tuple(found.items())
 
 
 def _openai_writes(counts: Counts, details: Json | None) -> Writes:
@@ -185,6 +191,7 @@ def _response_tools(counts: Counts, items: Sequence[object]) -> tuple[tuple[str,
     What it charges otherwise, by container or by image, is an alarm.
     """
     found: Counter[str] = Counter()
+    unknown: Counter[str] = Counter()
     for item in items:
         if not isinstance(item, Mapping):
             continue
@@ -195,7 +202,9 @@ def _response_tools(counts: Counts, items: Sequence[object]) -> tuple[tuple[str,
             case "file_search_call":
                 found["file_search"] += 1
             case "code_interpreter_call" | "image_generation_call" as kind:
-                counts.alarm(ProblemCode.UNKNOWN_TOOL, f"a {kind}")
+                unknown[kind] += 1
+    for kind, uses in unknown.items():
+        counts.alarm(ProblemCode.UNKNOWN_TOOL, f"{uses} of {kind!r}")
     return tuple(sorted((tool, uses) for tool, uses in found.items() if uses))
 
 

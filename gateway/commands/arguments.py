@@ -1,9 +1,14 @@
-"""Values of command-line arguments that argparse takes too readily: numbers within bounds, else a clear error."""
+"""What command lines name, read with a clear error: numbers within bounds, which argparse takes too readily; files."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
+
+from gateway.errors import SettingsError
+
+_YEAR_S = 366 * 86_400
 
 
 def whole_number(least: int, most: int = 1_000_000_000) -> Callable[[str], int]:
@@ -19,3 +24,22 @@ def whole_number(least: int, most: int = 1_000_000_000) -> Callable[[str], int]:
         return number
 
     return read
+
+
+def seconds(text: str) -> float:
+    """Read a time above 0 and within a year, for ``type=``."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+    if not 0 < value <= _YEAR_S:
+        raise argparse.ArgumentTypeError(f"{text} is no time above 0 s and within a year")
+    return value
+
+
+def text_of(path: Path) -> str:
+    """Return what a file of text holds, with a byte order mark or without. Raises ``OSError``, ``SettingsError``."""
+    try:
+        return path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path} is no text in UTF-8: {error.reason} at byte {error.start:,}") from error

@@ -29,6 +29,7 @@ from billing.tables import counted
 from billing.verify import verify_ledger
 from gateway.access.errors import AccessError
 from gateway.assembly import price_shelf
+from gateway.commands.arguments import text_of
 from gateway.commands.report import add_ledger_arguments, ledger_place, parse_moment, utc_text
 from gateway.errors import SettingsError
 from gateway.settings.arguments import settings_of
@@ -144,7 +145,7 @@ def _reprice(place: Place, args: argparse.Namespace) -> int:
 
 
 def _storage(place: Place, args: argparse.Namespace) -> int:
-    leases = read_leases(args.file.read_text("utf-8"), tenant=args.tenant, team=args.team, key_id=args.key)
+    leases = read_leases(text_of(args.file), tenant=args.tenant, team=args.team, key_id=args.key)
     shelf = price_shelf(settings_of(args)) if args.prices is None else PriceShelf(PriceBook.load(args.prices))
     with LedgerReader(place) as reader:
         removal = reader.removal()

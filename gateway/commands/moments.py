@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 
 from billing.errors import ReportError
 
-_AGO = re.compile(r"(\d+)([mhd])")
+_AGO = re.compile(r"(\d{1,12})([mhd])")
+_FIRST_NS, _LAST_NS = -(2**63), 2**63 - 1  # beyond these nothing is recorded: 1677, 2262
 _UNIT_S = {"m": 60, "h": 3600, "d": 86400}
 
 
@@ -17,7 +18,7 @@ def parse_moment(text: str, now_ns: int) -> int:
     Raises ``ReportError``.
     """
     if ago := _AGO.fullmatch(text):
-        return now_ns - int(ago[1]) * _UNIT_S[ago[2]] * 10**9
+        return max(now_ns - int(ago[1]) * _UNIT_S[ago[2]] * 10**9, _FIRST_NS)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -25,7 +26,8 @@ def parse_moment(text: str, now_ns: int) -> int:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     since = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86400 + since.seconds) * 10**9 + since.microseconds * 1000
+    ns = (since.days * 86400 + since.seconds) * 10**9 + since.microseconds * 1000
+    return min(max(ns, _FIRST_NS), _LAST_NS)
 
 
 def utc_text(ns: int) -> str:

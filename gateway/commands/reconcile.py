@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from decimal import Decimal, InvalidOperation
+from io import StringIO
 from pathlib import Path
 
 from billing.errors import BillingError, ReconcileError
@@ -13,6 +14,7 @@ from billing.ledger_read import LedgerReader, RowFilter
 from billing.reconcile import InvoiceColumns, Line, engine_counts, read_invoice, render, with_engine, with_invoice
 from billing.reconcile_counts import compare_counts, render_counts
 from billing.reports import Sums
+from gateway.commands.arguments import text_of
 from gateway.commands.report import add_ledger_arguments, ledger_place, parse_moment
 from gateway.errors import SettingsError
 
@@ -42,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare; return the exit status: 0 when all that both say agrees."""
     try:
-        tolerance = Decimal(args.tolerance)
+        tolerance = _share(args.tolerance)
         if args.action == "counts":
             with LedgerReader(ledger_place(args)) as reader:
                 found = compare_counts(reader.rows(_period(args)))
@@ -53,9 +55,19 @@ def run(args: argparse.Namespace) -> int:
         return 0 if all(line.theirs is None or line.agrees(tolerance) for line in lines) else 1
     except BrokenPipeError:
         raise  # no fault of what is compared: see ``gateway.cli``
-    except (BillingError, SettingsError, OSError, InvalidOperation) as error:
+    except (BillingError, SettingsError, OSError) as error:
         print(f"keepwarm reconcile: {error}", file=sys.stderr)
         return 1
+
+
+def _share(text: str) -> Decimal:
+    try:
+        share = Decimal(text)
+    except InvalidOperation:
+        share = Decimal("NaN")
+    if not (share.is_finite() and 0 <= share <= 1):
+        raise ReconcileError(f"--tolerance {text}: it is a share between 0 and 1")
+    return share
 
 
 def _period(args: argparse.Namespace) -> RowFilter:
@@ -65,8 +77,8 @@ def _period(args: argparse.Namespace) -> RowFilter:
 
 
 def _engine(args: argparse.Namespace) -> list[Line]:
-    before = {} if args.before is None else engine_counts(args.before.read_text("utf-8"))
-    after = engine_counts(args.after.read_text("utf-8"))
+    before = {} if args.before is None else engine_counts(text_of(args.before))
+    after = engine_counts(text_of(args.after))
     sums = Sums()
     with LedgerReader(ledger_place(args)) as reader:
         for group in reader.report(("instance", "usage_source"), _period(args)).groups:
@@ -77,8 +89,7 @@ def _engine(args: argparse.Namespace) -> list[Line]:
 
 def _invoice(args: argparse.Namespace) -> list[Line]:
     names = {name: getattr(args, f"{name}_column") for name in InvoiceColumns.__dataclass_fields__}
-    with args.file.open(encoding="utf-8-sig", newline="") as file:
-        invoice = read_invoice(file, InvoiceColumns(**names))
+    invoice = read_invoice(StringIO(text_of(args.file), newline=""), InvoiceColumns(**names))
     if not invoice:
         raise ReconcileError(f"{args.file} holds no lines")
     with LedgerReader(ledger_place(args)) as reader:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -24,7 +25,7 @@ from billing.unit_cost import render_unit_costs, unit_costs
 from billing.verify import verify_ledger
 from gateway.assembly import ledger_at
 from gateway.assembly import ledger_place as ledger_place_of
-from gateway.commands.arguments import whole_number
+from gateway.commands.arguments import seconds, whole_number
 from gateway.commands.baseline import add_baseline_arguments, load, render_baseline, replay
 from gateway.commands.moments import parse_moment, utc_text
 from gateway.commands.traces import add_traces_argument, trace_place
@@ -59,8 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--goodput", action="store_true", help="print how many requests met their key's objectives")
     form.add_argument("--focus", action="store_true", help="print a FOCUS 1.2 Cost and Usage dataset (CSV)")
     parser.add_argument("--statement", action="store_true", help="showback and chargeback of a unit; also as JSON, CSV")
-    parser.add_argument("--ttft", type=float, metavar="S", help="--goodput: for keys without an objective of their own")
-    parser.add_argument("--tpot", type=float, metavar="S", help="--goodput: likewise, for each further token")
+    parser.add_argument(
+        "--ttft", type=seconds, metavar="S", help="--goodput: for keys without an objective of their own"
+    )
+    parser.add_argument("--tpot", type=seconds, metavar="S", help="--goodput: likewise, for each further token")
     parser.add_argument("--detail", action="store_true", help="--focus: a line for each run")
     parser.add_argument("--currency", metavar="CODE", help="--focus, --statement: which, of several")
     parser.add_argument("--issuer", default="Platform team", metavar="NAME", help="--focus: InvoiceIssuerName")
@@ -109,6 +112,8 @@ def _report(args: argparse.Namespace) -> int:
         until_ns=None if args.until is None else parse_moment(args.until, now_ns),
         run_id=args.run,
     )
+    if args.limit is not None and (args.focus or args.goodput or args.statement or args.runs):
+        raise ReportError("--limit is for groups: --focus, --goodput, --statement and --runs tell all there is")
     place = ledger_place(args)
     if args.verify:
         verification = verify_ledger(place)
@@ -189,6 +194,8 @@ def _statement(place: Place, where: RowFilter, args: argparse.Namespace) -> int:
 def _one_currency(reader: LedgerReader, where: RowFilter, args: argparse.Namespace) -> str:
     """Return the currency of a dataset or a statement. Raises ``ReportError`` where there are several."""
     reader.check_kept(where)
+    if args.currency is not None and not re.fullmatch("[A-Z]{3}", args.currency):
+        raise ReportError(f"--currency {args.currency!r}: a currency is three capital letters, such as USD")
     currencies = [total.currency for total in reader.totals(where)]
     if args.currency is None and len(currencies) > 1:
         raise ReportError(f"this is told in one currency: --currency {' or '.join(currencies)}")

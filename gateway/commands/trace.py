@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from gateway.commands.arguments import whole_number
+from gateway.commands.arguments import seconds, whole_number
 from gateway.commands.traces import add_traces_argument, opened_traces
 from gateway.console.diffs import common_tokens
 from gateway.console.terminal import run_waterfall, runs_table
@@ -71,8 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "analyze", help="many runs: slowest and dearest steps, tools, agents; what runs wait for"
     )
     total.add_argument("--since", type=_ago, default=_ago("24h"), metavar="AGO", help="30m, 24h, 7d (default 24h)")
-    total.add_argument("--ttft", type=float, metavar="S", help="what counts as good: first token within")
-    total.add_argument("--tpot", type=float, metavar="S", help="… and each further token within")
+    total.add_argument("--ttft", type=seconds, metavar="S", help="what counts as good: first token within")
+    total.add_argument("--tpot", type=seconds, metavar="S", help="… and each further token within")
     total.add_argument("--limit", type=whole_number(1), default=10, metavar="N", help="(default %(default)s)")
     total.add_argument("--json", action="store_true", help="print JSON")
     _add_tenant(total)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import json
 from dataclasses import replace
 from decimal import Decimal
@@ -236,3 +237,27 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
         read_invoice(file, InvoiceColumns())
     with path.open() as file, pytest.raises(ReconcileError, match="no column Amount"):
         read_invoice(file, InvoiceColumns(cost="Amount"))
+    for line, why in (
+        ("2026-11-01,m,NaN", "line 2 .*cost is 'NaN'"),
+        ("2026-11-01,m,1e999999", "line 2 .*cost is '1e999999'"),
+        ("2026-11-01,m", "line 2 .*cost is missing"),
+        ("m" * 200_000, "line 2 .*field limit"),
+    ):
+        with pytest.raises(ReconcileError, match=why):
+            read_invoice(io.StringIO(f"date,model,cost\n{line}\n"), InvoiceColumns())
+
+
+@pytest.mark.parametrize("share", ["abc", "nan", "-1", "inf", "2"])
+def test_a_tolerance_is_a_share(ledger: str, share: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("counts", "--ledger", ledger, "--tolerance", share) == 1
+    assert f"--tolerance {share}: it is a share" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("invoice",), ("engine", "--instance", "a", "--after")])
+def test_a_file_in_another_encoding_is_told(
+    tmp_path: Path, ledger: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "theirs"
+    path.write_text("date,model,cost\n", "utf-16")
+    assert run(*words, str(path), "--ledger", ledger) == 1
+    assert "theirs is no text in UTF-8" in capsys.readouterr().err

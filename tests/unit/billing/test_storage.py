@@ -125,6 +125,23 @@ def test_a_wrong_price_is_mended_by_taking_back_and_charging_again(book: PriceBo
     assert not list(storage_faults(posted, books, is_whole=True))
 
 
+def test_an_hour_stays_with_whom_it_was_charged_to_at_their_price_until_it_is_taken_back(
+    book: PriceBook, book_for: Callable[[str], PriceBook]
+) -> None:
+    theirs = replace(LEASE, team="research", until_ns=at("2026-11-02T22:45"))
+    posted = storage_rows([theirs], book_for, (), LATER)
+    for told, team, paid in (
+        (replace(LEASE, until_ns=at("2026-11-02T23:00")), "research", 180_000_000),  # of others, and longer: at 3.6
+        (replace(theirs, model="gemini-flash"), "research", 90_000_000),
+        (replace(theirs, until_ns=theirs.since_ns), "research", 0),
+        (replace(LEASE, until_ns=at("2026-11-02T23:00")), "search", 225_000_000),  # at 4.5
+    ):
+        posted += storage_rows([told], book_for, posted, LATER)
+        assert (posted[-1].team, posted[-1].model) == (team, LEASE.model)
+        assert sum(row.amount_nano or 0 for row in posted) == paid
+        assert not list(storage_faults(posted, {book.version: book}, is_whole=True))
+
+
 def test_what_cannot_be_charged_is_an_error_for_all(book_for: Callable[[str], PriceBook]) -> None:
     with pytest.raises(StorageError, match=r"c2: storage of plain has no price in explicit: no_rate:storage"):
         storage_rows([LEASE, replace(LEASE, id="c2", model="plain")], book_for, (), LATER)
@@ -245,6 +262,9 @@ class TestLeases:
         }
         assert read_leases(json.dumps(listed), team="search", key_id="k") == [LEASE]
 
+    def test_a_list_of_none(self) -> None:
+        assert read_leases("{}") == []  # so Gemini's API says it
+
     @pytest.mark.parametrize(
         ("text", "why"),
         [
@@ -252,11 +272,20 @@ class TestLeases:
             (CSV.replace("100000", "many"), "cached prompt 1 .*many"),
             (CSV.replace("100000", "-1"), "cached prompt 1"),
             (CSV.replace("2026-11-02", "2026-12-02"), "cached prompt 1"),
+            (CSV.replace("100000", "9" * 19), "cached prompt 1 .*9999 tokens"),
+            (CSV.replace("2026-11-02T22:30Z", "1926-11-02"), "cached prompt 1 .*1926"),
+            (CSV.replace("2026-11-02T22:30Z", "0001-01-01T00:00+14:00"), "cached prompt 1 .*out of range"),
+            (CSV.replace("c1", "c\0"), r"cached prompt 1 .*its id is 'c\\x00'"),
+            ("id,model,tokens,since,until\nc,m,5\n", "cached prompt 1 has no since"),
+            (CSV.replace("c1", "c" * 200_000), "line 2 of the table"),
+            (r'[{"name": "\ud800", "model": "m", "createTime": "2026-11-02", "expireTime": "2026-11-02",'
+             ' "usageMetadata": {"totalTokenCount": 5}}]', "cached prompt 1 .*its id"),
+            ("[" * 100_000, "no list of cached contents"),
             ('{"cached": []}', "no list of cached contents"),
             ('[{"name": "c"}]', "no list of cached contents"),
             ("{", "no list of cached contents"),
         ],
-    )
+    )  # fmt: skip
     def test_what_cannot_be_read(self, text: str, why: str) -> None:
         with pytest.raises(StorageError, match=why):
             read_leases(text)
@@ -280,3 +309,8 @@ def test_the_command_posts_it_once(tmp_path: Path, capsys: pytest.CaptureFixture
         assert said in capsys.readouterr().out
     assert main([*command[:4], str(tmp_path / "none.csv")]) == 1
     assert "No such file" in capsys.readouterr().err
+    table.write_text(TestLeases.CSV, "utf-8-sig")
+    assert main(command) == 0
+    table.write_text(TestLeases.CSV, "utf-16")
+    assert main(command) == 1
+    assert "leases.csv is no text in UTF-8" in capsys.readouterr().err

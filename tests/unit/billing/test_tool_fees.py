@@ -9,7 +9,7 @@ import pytest
 
 from billing.allowances import grants
 from billing.corrections import correct
-from billing.counts import ProblemCode, UsageReading
+from billing.counts import MAX_PROBLEMS, ProblemCode, UsageReading
 from billing.errors import PriceBookError
 from billing.focus import export
 from billing.focus_check import focus_faults
@@ -58,6 +58,8 @@ def test_anthropics_web_search_costs_ten_a_thousand() -> None:
         ),
         (anthropic_usage(SEARCHED | {"server_tool_use": None}), ()),
         (anthropic_usage(SEARCHED | {"server_tool_use": {"web_search_requests": -1}}), ()),
+        (anthropic_usage(SEARCHED | {"server_tool_use": {"web_search_requests": 3, "web_search": 3}}),
+         (("web_search", 3),)),
     ],
 )  # fmt: skip
 def test_uses_are_read(reading: UsageReading, uses: tuple[tuple[str, int], ...]) -> None:
@@ -77,6 +79,21 @@ def test_responses_tells_its_searches_by_items() -> None:
     reading = responses_usage({"input_tokens": 9, "output_tokens": 1}, items)
     assert reading.usage.tool_uses == (("file_search", 1), ("web_search", 2))
     assert not reading.problems
+
+
+@pytest.mark.parametrize("told", [[{"web_search_requests": 3}], "3", 3, {"web_search_requests": 3, "web_search": 2}])
+def test_uses_that_are_told_oddly_are_an_alarm(told: object) -> None:
+    assert len(anthropic_usage(SEARCHED | {"server_tool_use": told}).problems) == 1
+
+
+def test_thousands_of_unknown_tools_are_few_alarms() -> None:
+    items = [{"type": "code_interpreter_call"}, {"type": "image_generation_call"}] * 3000
+    reading = responses_usage({"input_tokens": 9, "output_tokens": 1}, items)
+    assert [problem.detail for problem in reading.problems] == [
+        "3000 of 'code_interpreter_call'", "3000 of 'image_generation_call'",
+    ]  # fmt: skip
+    reading = anthropic_usage(SEARCHED | {"server_tool_use": {f"tool_{number}": 1 for number in range(3000)}})
+    assert len(reading.problems) == MAX_PROBLEMS
 
 
 def test_a_tool_without_a_name_in_books_is_an_alarm() -> None:

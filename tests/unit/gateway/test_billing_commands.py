@@ -97,6 +97,33 @@ def test_the_first_groups_alone_keep_the_totals_of_all(ledger: str, capsys: pyte
     assert (all_, silent) == (whole, "")
 
 
+@pytest.mark.parametrize("form", ["--focus", "--goodput", "--statement", "--runs"])
+def test_a_limit_that_would_limit_nothing_is_told(ledger: str, form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(report, "--ledger", ledger, "--limit", "1", form) == 1
+    assert "--limit is for groups" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["--focus", "--statement"])
+def test_a_currency_that_is_none_is_told(ledger: str, form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(report, "--ledger", ledger, form, "--currency", "usd") == 1
+    assert "three capital letters" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "0", "soon"])
+def test_an_objective_is_a_time(ledger: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(report, "--ledger", ledger, "--goodput", "--ttft", text)
+    assert f"--ttft: {text!r} is no" in (told := capsys.readouterr().err) or f"--ttft: {text} is no" in told
+
+
+@pytest.mark.parametrize("since", ["0001-01-01T00:00+14:00", "999999999999d"])
+def test_a_period_beyond_all_that_is_recorded_is_everything(
+    ledger: str, since: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(report, "--ledger", ledger, "--since", since, "--until", "9999-12-31", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["totals"][0]["requests"] == 30
+
+
 class TestPrices:
     def test_check(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
