@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from gateway.errors import SettingsError
 
+_BILLION = 10**9
 _YEAR_S = 366 * 86_400
 
 
@@ -24,6 +26,17 @@ def whole_number(least: int, most: int = 1_000_000_000) -> Callable[[str], int]:
         return number
 
     return read
+
+
+def exact_number(text: str) -> Decimal:
+    """Read a decimal number below a billion either way, for ``type=``."""
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+    if not (value.is_finite() and abs(value) < _BILLION):
+        raise argparse.ArgumentTypeError(f"{text} is no number below {_BILLION:,}")
+    return value
 
 
 def seconds(text: str) -> float:

@@ -45,8 +45,10 @@ def run(args: argparse.Namespace) -> int:
         if args.action == "list":
             return _list(args)
         try:
-            month_filter(args.month)
-        except ValueError:
+            month = month_filter(args.month)
+            if not 0 <= (month.since_ns or 0) < (month.until_ns or 0) < 2**63:  # no row is of another time
+                raise ValueError
+        except (ValueError, OverflowError):
             raise ReportError(f"{args.month!r} is no month: write 2026-11") from None
         rows = _allowances(args) if args.action == "settle" else _lost_hits(args)
         for currency in sorted({row.currency for row in rows}):

@@ -29,7 +29,7 @@ from billing.tables import counted
 from billing.verify import verify_ledger
 from gateway.access.errors import AccessError
 from gateway.assembly import price_shelf
-from gateway.commands.arguments import text_of
+from gateway.commands.arguments import text_of, whole_number
 from gateway.commands.report import add_ledger_arguments, ledger_place, parse_moment, utc_text
 from gateway.errors import SettingsError
 from gateway.settings.arguments import settings_of
@@ -61,7 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     remove = actions.add_parser("remove", help="remove the rows of closed, old months; their sums stay")
     which = remove.add_mutually_exclusive_group()
     which.add_argument("--before", metavar="TIME", help="the first instant of a month (UTC): 2026-01-01")
-    which.add_argument("--keep-months", type=int, metavar="N", help="keep this month and N before it")
+    text = "keep this month and N before it"
+    which.add_argument("--keep-months", type=whole_number(0, 1200), metavar="N", help=text)
     migrate = actions.add_parser("migrate", help="make or bring up the tables of a ledger in PostgreSQL")
     migrate.add_argument("--grant", metavar="ROLE", help="then let this role run gateways, and no more")
     add_ledger_arguments(parser, verify, close, periods, reprice, storage, remove, migrate)
@@ -86,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
                 return _migrate(place, args.grant)
             case _:
                 return _reprice(place, args)
+    except BrokenPipeError:
+        raise  # no fault of the ledger's: see ``gateway.cli``
     except (BillingError, SettingsError, AccessError, OSError) as error:
         print(f"keepwarm ledger: {error}", file=sys.stderr)
         return 1
@@ -171,7 +174,7 @@ def _remove(place: Place, args: argparse.Namespace) -> int:
         months = settings_of(args).ledger.keep_months
     if args.before is not None:
         before_ns = parse_moment(args.before, now_ns)
-    elif months is not None and months >= 0:
+    elif months is not None:
         before_ns = month_start_ns(now_ns, months)
     else:
         raise PeriodError(

@@ -20,6 +20,7 @@ from billing.self_hosted import TIERS, HostingCost, Throughput, self_hosted_book
 from billing.shelf import PriceShelf
 from billing.tables import counted
 from gateway.assembly import price_shelf
+from gateway.commands.arguments import exact_number
 from gateway.commands.moments import parse_moment
 from gateway.errors import SettingsError
 from gateway.settings.arguments import add_settings_arguments, settings_of
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     import_.add_argument("provider", metavar="PROVIDER", help="openai, anthropic, google, deepseek …")
     hosted = actions.add_parser("from-gpu-hours", help="print a price book for engines of your own")
     hosted.add_argument("--model", required=True, help="as instances name it; * and ? as in file names")
-    hosted.add_argument("--gpu-hour", required=True, type=Decimal, metavar="MONEY", help="what one GPU costs")
+    hosted.add_argument("--gpu-hour", required=True, type=exact_number, metavar="MONEY", help="what one GPU costs")
     hosted.add_argument("--gpus", type=int, default=1, metavar="N", help="of one instance (default: %(default)s)")
     hosted.add_argument(
         "--prefill-tokens-per-s", required=True, type=int, metavar="N", help="of one instance, measured"
@@ -57,8 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     hosted.add_argument(
         "--hit-tokens-per-s", action="append", default=[], metavar="TIER=N", help=f"of {', '.join(TIERS)}; repeatable"
     )
-    hosted.add_argument("--utilization", type=Decimal, default=Decimal(1), metavar="SHARE", help="of the paid time (1)")
-    hosted.add_argument("--margin", type=Decimal, default=Decimal(0), metavar="SHARE", help="on top (0)")
+    hosted.add_argument(
+        "--utilization", type=exact_number, default=Decimal(1), metavar="SHARE", help="of the paid time (1)"
+    )
+    hosted.add_argument("--margin", type=exact_number, default=Decimal(0), metavar="SHARE", help="on top (0)")
     hosted.add_argument("--currency", default="USD", metavar="CODE")
     cases = actions.add_parser("verify-cases", help="price worked examples; exit 0 only if all agree to the last digit")
     cases.add_argument("file", type=Path, metavar="FILE", help="JSON, as described in billing/cases.py")

@@ -15,6 +15,7 @@ import pytest
 from billing.errors import ReportError
 from billing.ledger import Ledger
 from billing.prices import PriceBook
+from gateway.commands import credits as credits_command
 from gateway.commands import ledger as ledger_command
 from gateway.commands import prices, report
 from gateway.commands.report import parse_moment
@@ -237,3 +238,26 @@ class TestLedger:
     def test_what_cannot_be_done_is_told(self, ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert run(ledger_command, "close", "--ledger", ledger, "2999-01-01") == 1
         assert "not over" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("count", ["-1", "30000", "99999999999"])
+    def test_months_before_all_time_cannot_be_kept(
+        self, ledger: str, count: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit):
+            run(ledger_command, "remove", "--ledger", ledger, "--keep-months", count)
+        assert f"--keep-months: {count} is not within" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("month", ["0001-01", "2262-04", "9999-12"])
+def test_a_month_that_no_row_can_be_of_is_told(ledger: str, month: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(credits_command, "settle", month, "--ledger", ledger) == 1
+    assert f"'{month}' is no month" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["nan", "much", "1e99"])
+def test_a_gpu_hour_has_a_price(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    speeds = ("--prefill-tokens-per-s", "9", "--decode-tokens-per-s", "9")
+    with pytest.raises(SystemExit):
+        run(prices, "from-gpu-hours", "--model", "m", "--gpu-hour", text, *speeds)
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert f"--gpu-hour: {text!r} is no number" in told or f"--gpu-hour: {text} is no number" in told

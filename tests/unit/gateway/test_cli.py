@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from billing.ledger import Ledger
 from gateway.cli import COMMANDS, main
 from gateway.errors import SettingsError
 from gateway.home import claimed, holder_of
@@ -32,11 +33,14 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
     assert f"keepwarm {name}" in capsys.readouterr().out
 
 
-def test_a_reader_that_has_enough_ends_a_command_quietly(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [["prices", "show"], ["ledger", "verify"]])
+def test_a_reader_that_has_enough_ends_a_command_quietly(words: list[str], tmp_path: Path) -> None:
     """As in ``keepwarm store stat | head -1``: the pipe breaks before all is written."""
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "gateway", "prices", "show"]
+    with Ledger(tmp_path / "ledger.sqlite3"):
+        pass
+    command = [sys.executable, "-u", "-m", "gateway", *words]  # unbuffered: it breaks at the first line
     with os.fdopen(writer) as output:
         done = subprocess.run(
             command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
