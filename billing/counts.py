@@ -18,6 +18,8 @@ from tracing.record import HitSource, Usage, UsageSource
 
 #: Beyond this a number is no token count, whatever it is.
 MAX_COUNT = 10**9
+#: Nor does one answer run a tool so often. A thousand bills of a billion searches are more money than sums hold.
+MAX_TOOL_USES = 10**6
 #: No usage object has so many fields that matter: more alarms would say nothing more and swell the request's row.
 MAX_PROBLEMS = 64
 
@@ -112,14 +114,14 @@ class Counts:
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(UsageProblem(code, detail))
 
-    def read(self, source: Mapping[str, object] | None, field: str) -> int | None:
+    def read(self, source: Mapping[str, object] | None, field: str, most: int = MAX_COUNT) -> int | None:
         """Return the count in ``field``, or ``None`` where it is absent, null, negative, absurd or no integer."""
         value = None if source is None else source.get(field)
         if value is None:
             return None
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
             self.alarm(ProblemCode.NOT_A_COUNT, f"{field} is {value!r:.40}")
             return None
         return value

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from billing.counts import Counts, ProblemCode, TierHits, UsageReading, Writes
+from billing.counts import MAX_TOOL_USES, Counts, ProblemCode, TierHits, UsageReading, Writes
 from billing.rates import TOOLS
 from tracing.record import HitSource, Usage, UsageSource
 
@@ -100,7 +100,7 @@ def _tool_uses(counts: Counts, usage: Json | None) -> tuple[tuple[str, int], ...
         return ()
     found: dict[str, int] = {}
     for field in sorted(told):
-        uses, tool = counts.read(told, field), str(field).removesuffix("_requests")
+        uses, tool = counts.read(told, field, MAX_TOOL_USES), str(field).removesuffix("_requests")
         if uses and tool not in TOOLS:
             counts.alarm(ProblemCode.UNKNOWN_TOOL, f"{uses} of {tool!r:.40}")
         elif uses:

@@ -81,7 +81,9 @@ def test_responses_tells_its_searches_by_items() -> None:
     assert not reading.problems
 
 
-@pytest.mark.parametrize("told", [[{"web_search_requests": 3}], "3", 3, {"web_search_requests": 3, "web_search": 2}])
+@pytest.mark.parametrize("told", [
+    [{"web_search_requests": 3}], "3", 3, {"web_search_requests": 3, "web_search": 2}, {"web_search_requests": 10**9},
+])  # fmt: skip
 def test_uses_that_are_told_oddly_are_an_alarm(told: object) -> None:
     assert len(anthropic_usage(SEARCHED | {"server_tool_use": told}).problems) == 1
 
