@@ -204,6 +204,7 @@ class Fetcher:
 
     def _fill(self, job: _Job, places: Sequence[int], staging: ByteRows) -> None:
         """Fill one window: from host, then what nobody else is moving, then what somebody was."""
+        releases = self._in_flight.releases
         missing = self._from_host(job, places)
         if not missing or job.is_over:
             return
@@ -213,8 +214,11 @@ class Fetcher:
             return
         mine, _ = self._in_flight.claim([job.keys[place] for place in missing])
         own = set(mine)
+        wanted = [place for place in missing if job.keys[place] in own]
         try:
-            self._from_below(job, [place for place in missing if job.keys[place] in own], staging)
+            if self._in_flight.releases != releases:  # what was missing may have come up before it was claimed
+                wanted = self._from_host(job, wanted)
+            self._from_below(job, wanted, staging)
         finally:
             self._in_flight.release(mine)
         others = [place for place in missing if job.keys[place] not in own]

@@ -18,6 +18,12 @@ class InFlight:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._claimed: set[PageKey] = set()
+        self._releases = 0
+
+    @property
+    def releases(self) -> int:
+        """How often claims have ended. While it stays as it is nothing has come to another tier."""
+        return self._releases
 
     def claim(self, keys: Sequence[PageKey]) -> tuple[list[PageKey], list[PageKey]]:
         """Return the keys that are the caller's to move now, and those that somebody is moving already."""
@@ -31,6 +37,7 @@ class InFlight:
         """The caller is done with these, whatever came of it."""
         with self._changed:
             self._claimed.difference_update(keys)
+            self._releases += 1
             self._changed.notify_all()
 
     def claims(self, key: PageKey) -> bool:

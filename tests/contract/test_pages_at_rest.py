@@ -13,7 +13,6 @@ import torch
 
 from kvstore.at_rest import ALL, NONE, AtRest, Chosen
 from kvstore.codec import checksum
-from kvstore.deadline import Allowance
 from kvstore.encryption import KEY_BYTES, KeyRing
 from kvstore.page import Namespace, PageKey, PageMeta, Tier
 from kvstore.tiers.base import Found, Page, PageTier
@@ -21,9 +20,8 @@ from kvstore.tiers.disk import DiskOptions, DiskTier
 from kvstore.tiers.pool import PoolTier
 from kvstore.tiers.pool_server import PoolServer
 from kvstore.tiers.pool_topology import PoolOptions
-from tests.samples.pages import LAYOUT, buffers, chain
+from tests.samples.pages import LAYOUT, PATIENCE, buffers, chain
 
-PATIENCE = Allowance(60.0)
 LAYOUT_16 = replace(LAYOUT, dtype="bfloat16", head_dim=64)  # also of 4,096 bytes
 OLD, NEW = bytes(range(KEY_BYTES)), bytes(range(1, KEY_BYTES + 1))
 PAGES = chain(5, layout=LAYOUT_16, salt="a tenant's secret")

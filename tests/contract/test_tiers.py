@@ -14,7 +14,6 @@ import redis
 import torch
 
 from kvstore.at_rest import AtRest
-from kvstore.deadline import Allowance
 from kvstore.encryption import KeyRing
 from kvstore.page import Namespace, PageKey, Tier
 from kvstore.retention import Retention, RetentionRules
@@ -29,10 +28,9 @@ from kvstore.tiers.pool_server import PoolServer
 from kvstore.tiers.pool_topology import PoolOptions
 from kvstore.tiers.shared_client import SharedHostOptions
 from kvstore.tiers.shared_host import SharedHostTier
-from tests.samples.pages import LAYOUT, buffers, chain, page, page_data, strangers
+from tests.samples.pages import LAYOUT, PATIENCE, buffers, chain, page, page_data, strangers
 
 CAPACITY_PAGES = 8
-PATIENCE = Allowance(60.0)  # machines that run tests are busy
 RULES = RetentionRules(
     by_namespace={
         Namespace("brief"): Retention(ttl_s=60),

@@ -17,6 +17,7 @@ from kvstore.tiers.disk import DiskOptions, DiskTier
 from kvstore.tiers.host import HostTier
 from kvstore.tiers.pool import PoolTier
 from kvstore.tiers.pool_server import PoolServer
+from kvstore.tiers.pool_topology import PoolOptions
 from kvstore.tiers.slab import SLAB_NAME
 from kvstore.worth import FetchRate, WorthOptions
 from tests.samples.paged_engine import (
@@ -29,7 +30,9 @@ from tests.samples.paged_engine import (
     block_content,
     layout,
 )
+from tests.samples.pages import PATIENCE
 
+PATIENT = PoolOptions(read_s=PATIENCE, write_s=PATIENCE)
 PROMPT = list(range(1000, 1000 + 10 * BLOCK + 3))
 
 
@@ -68,7 +71,7 @@ def host(layout: PageLayout, pages: int = 16) -> HostTier:
 def disk(layout: PageLayout, folder: Path) -> DiskTier:
     path = folder / f"rank-{layout.rank}"
     path.mkdir(exist_ok=True)
-    return DiskTier(layout, path, capacity_bytes=64 * PAGE_BYTES, options=DiskOptions(read_s=Allowance(60.0)))
+    return DiskTier(layout, path, capacity_bytes=64 * PAGE_BYTES, options=DiskOptions(read_s=PATIENCE))
 
 
 def on_disk(folder: Path, engines: list[PagedEngine], **more: object) -> PagedEngine:
@@ -81,7 +84,7 @@ def on_disk(folder: Path, engines: list[PagedEngine], **more: object) -> PagedEn
 
 def on_pool(url: str, engines: list[PagedEngine], **more: object) -> PagedEngine:
     def tiers(layout: PageLayout) -> list[PageTier]:
-        return [host(layout), PoolTier(layout, url, capacity_bytes=64 * PAGE_BYTES)]
+        return [host(layout), PoolTier(layout, url, capacity_bytes=64 * PAGE_BYTES, options=PATIENT)]
 
     engines.append(PagedEngine(tiers, lookup=lambda layouts: in_pool(layouts, url), **more))  # type: ignore[arg-type]
     return engines[-1]
@@ -89,7 +92,7 @@ def on_pool(url: str, engines: list[PagedEngine], **more: object) -> PagedEngine
 
 def in_pool(layouts: Sequence[PageLayout], url: str, **more: object) -> SharedLookup:
     def tiers(layout: PageLayout) -> list[PoolTier]:
-        return [PoolTier(layout, url, capacity_bytes=PAGE_BYTES)]
+        return [PoolTier(layout, url, capacity_bytes=PAGE_BYTES, options=PATIENT)]
 
     return SharedLookup(layouts, tiers, **more)  # type: ignore[arg-type]
 

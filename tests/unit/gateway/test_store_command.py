@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,9 @@ from kvstore.tiers.pool_server import PoolServer
 from kvstore.tiers.pool_topology import PoolOptions
 from kvstore.tiers.shared_client import SharedHostOptions
 from kvstore.tiers.shared_host import SharedHostTier
-from tests.samples.pages import LAYOUT, chain, page, page_data
+from tests.samples.pages import LAYOUT, PATIENCE, chain, page, page_data
 
+PATIENT = PoolOptions(read_s=PATIENCE, write_s=PATIENCE)
 PAGES = [*chain(3), *chain(2, salt="tenant")]
 
 
@@ -84,7 +86,7 @@ def test_a_tier_in_use_is_left_alone(folder: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_pool_is_counted_verified_and_cleared(server: PoolServer, capsys: pytest.CaptureFixture[str]) -> None:
-    tier = PoolTier(LAYOUT, server.url, capacity_bytes=64 * LAYOUT.page_bytes)
+    tier = PoolTier(LAYOUT, server.url, capacity_bytes=64 * LAYOUT.page_bytes, options=PATIENT)
     assert all(tier.put([page(entry) for entry in PAGES]))
     tier.close()
     assert main(["store", "verify", "--pool", server.url]) == 0
@@ -110,7 +112,7 @@ def test_encrypted_pages_are_looked_into_by_who_has_the_key(
     at_rest = AtRest(KeyRing([key]))
     folder, size = tmp_path / "disk", 8 * LAYOUT.page_bytes
     disk = DiskTier(LAYOUT, folder, capacity_bytes=size, options=DiskOptions(at_rest=at_rest))
-    pool = PoolTier(LAYOUT, server.url, capacity_bytes=size, options=PoolOptions(at_rest=at_rest))
+    pool = PoolTier(LAYOUT, server.url, capacity_bytes=size, options=replace(PATIENT, at_rest=at_rest))
     for tier in (disk, pool):
         assert all(tier.put([page(entry) for entry in PAGES]))
         tier.close()

@@ -16,7 +16,7 @@ from kvstore.deadline import Allowance
 from kvstore.fetching import BufferTarget
 from kvstore.page import Namespace, PageKey, PageMeta, Tier
 from kvstore.page_store import PageStore, PageStoreOptions, WritePolicy
-from kvstore.tiers.base import Page
+from kvstore.tiers.base import Found, Page
 from kvstore.tiers.disk import DiskTier
 from kvstore.tiers.host import HostTier
 from tests.samples.gated_tier import GatedTier
@@ -140,6 +140,28 @@ def test_a_read_that_is_given_up_is_told_of_at_once_and_when_it_has_ended(filled
     filled.gate.set()
     store.close()
     assert [read[:2] for read in told[1:]] == [(Tier.DISK, 3 * PAGE)]
+
+
+def test_a_page_that_comes_up_between_looking_for_it_and_claiming_it_is_not_read_again(
+    filled: GatedTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = host()
+    store = PageStore([memory, filled], PageStoreOptions(get_s=Allowance(60.0)))
+    outs, look = [buffers(3), buffers(3)], memory.get
+    first = store.start_get(KEYS, BufferTarget(outs[0]), timeout_s=60)
+    filled.reading.acquire()
+
+    def look_and_wait(keys: Sequence[PageKey], out: Sequence[memoryview]) -> list[Found | None]:
+        answers = look(keys, out)
+        filled.gate.set()
+        assert first.result(60) == [Tier.DISK] * 3
+        return answers
+
+    monkeypatch.setattr(memory, "get", look_and_wait)
+    assert store.start_get(KEYS, BufferTarget(outs[1]), timeout_s=60).result(60) == [Tier.HOST] * 3
+    assert [[bytes(b) for b in out] for out in outs] == [[page_data(key) for key in KEYS]] * 2
+    assert filled.stats().hits == 3
+    store.close()
 
 
 def test_two_who_want_a_page_cost_one_read(filled: GatedTier) -> None:
