@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 from openai import AsyncOpenAI, BadRequestError
+from prometheus_client.parser import text_string_to_metric_families
 
 from engine_adapter.embedded.weights import ensure_default_model
 from engine_adapter.event_socket import EventSocket
@@ -362,12 +363,26 @@ async def test_the_surface_tells_what_the_engine_is(
     assert "sglang:time_to_first_token_seconds_bucket" in text
 
 
+async def pages_written_to_disk(http: aiohttp.ClientSession) -> float:
+    async with http.get("/metrics") as response:
+        text = await response.text()
+    wanted = {"tier": "disk", "event": "puts"}.items()
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return sum(s.value for s in samples if s.name == "keepwarm_engine_tier_pages_total" and wanted <= s.labels.items())
+
+
 async def test_a_flush_forgets_memory_and_keeps_the_disk(client: AsyncOpenAI, http: aiohttp.ClientSession) -> None:
     messages = [{"role": "user", "content": "Flush this one. " * 20}]
-    first = await ask(client, messages)
+    told = {"return_cached_tokens_details": True}
+    before = await pages_written_to_disk(http)
+    first = await ask(client, messages, extra_body=told)
+    known = sum(first.sglext["cached_tokens_details"][tier] for tier in ("device", "host", "disk"))
+    async with asyncio.timeout(60):  # what is still on its way down when it is flushed goes, too
+        while await pages_written_to_disk(http) < before + (first.usage.prompt_tokens - known) // PAGE:
+            pass
     async with http.post("/flush_cache") as response:
         assert response.status == 200
-    again = await ask(client, messages, extra_body={"return_cached_tokens_details": True})
+    again = await ask(client, messages, extra_body=told)
     details = again.sglext["cached_tokens_details"]
     assert (details["device"], details["host"]) == (0, 0)
     assert details["disk"] == (again.usage.prompt_tokens - 1) // PAGE * PAGE
