@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 END = 128
@@ -55,8 +56,12 @@ _MATCH = _Step()
 _Steps = list[_Step]
 
 
+@lru_cache(64)
 def automaton(expression: str) -> Automaton:
-    """Return the tables of an expression. Raises ``UnsupportedExpression`` and ``re.error``."""
+    """Return the tables of an expression. Raises ``UnsupportedExpression`` and ``re.error``.
+
+    Some milliseconds, so what was made is kept: a tokenizer's words are forgotten and learned anew while it serves.
+    """
     parser = _Parser(expression)
     steps = parser.alternatives(ignores_case=False)
     if parser.at < len(expression):
