@@ -31,6 +31,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text a call: a p
 
 _NO_IDS: Ids = np.empty(0, np.uint32)
 _SHORT_CHARS = 48  # to put such a text together from its words takes no longer than to look it up
+_DIRECT_CHARS = 1 << 13  # more than an agent's step, mostly, which nobody has seen before
+_ID_BYTES = 4
 _ENTRY_OVERHEAD_BYTES = 310  # the key (65), the array's object (112) and a slot of an ordered dictionary (about 120)
 
 
@@ -73,6 +75,7 @@ class SegmentEncoder:
         self._markers = markers
         self._sealing = frozenset(t for t in markers.tokens if not _can_go_on(t, markers.tokens))
         self._control_ids = {text: _added_id(tokenizer, text) for text in markers.tokens}
+        self._control_bytes = {"": b""} | {text: np.uint32(i).tobytes() for text, i in self._control_ids.items()}
         self._control_arrays = {text: np.array([number], np.uint32) for text, number in self._control_ids.items()}
         self._memo: OrderedDict[bytes, Ids] = OrderedDict()
         self._memo_limit_bytes, self._memo_used_bytes = memo_bytes, 0
@@ -94,6 +97,10 @@ class SegmentEncoder:
         we do. O(new text) plus one digest of the text.
         """
         pieces = self._markers.splitter.split(text)
+        if len(text) <= _DIRECT_CHARS:
+            encoded = self._by_words_alone(pieces, after, settled, cut)
+            if encoded is not None:
+                return encoded
         found: list[Ids] = []
         count, seal, at_char = 0, Seal(0, 0, after), 0
         for at in range(0, len(pieces), 2):
@@ -112,6 +119,30 @@ class SegmentEncoder:
                 if at_char <= settled and behind in self._sealing:
                     seal = Seal(count, at_char, behind)
         return Encoded(np.concatenate(found) if found else _NO_IDS, seal)
+
+    def _by_words_alone(self, pieces: Sequence[str], after: str, settled: int, cut: str | None) -> Encoded | None:
+        """Do the same for plain text, in which every second piece is a control token; ``None`` where it isn't that."""
+        words, plain = self._words, self._plain
+        if words is None or after not in plain or not plain.issuperset(pieces[1::2]):
+            return None
+        if cut is not None:
+            pieces = _cut_at(pieces, cut)
+        if not all(map(str.isascii, pieces)):  # which marks are not
+            return None
+        chars, sealed, seal = 0, 0, Seal(0, 0, after)
+        for at in range(1, len(pieces), 2):
+            chars += len(pieces[at - 1]) + (len(pieces[at]) or 1)
+            if chars > settled:
+                break
+            if pieces[at] in self._sealing:
+                sealed, seal = at + 1, Seal(0, chars, pieces[at])
+        before = words.encode_between(pieces[:sealed], self._control_bytes)
+        behind = words.encode_between(pieces[sealed:], self._control_bytes) if before is not None else None
+        if before is None or behind is None:
+            return None
+        return Encoded(
+            np.frombuffer(before + behind, np.uint32), Seal(len(before) // _ID_BYTES, seal.chars, seal.token)
+        )
 
     def stats(self) -> MemoStats:
         """Return the memo's counters."""
@@ -185,6 +216,20 @@ def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
     except TypeError:  # what the library says of a string that is no Unicode text
         raise PromptError("half of a surrogate pair is no text") from None
     return ids
+
+
+def _cut_at(pieces: Sequence[str], cut: str) -> Sequence[str]:
+    """Return the pieces with each ``cut`` as a control token that is empty."""
+    found = list[str]()
+    for at, piece in enumerate(pieces):
+        if at % 2 or cut not in piece:
+            found.append(piece)
+        else:
+            first, *others = piece.split(cut)
+            found.append(first)
+            for other in others:
+                found += ("", other)
+    return found
 
 
 def _plain_tokens(tokenizer: Tokenizer) -> Iterator[str]:

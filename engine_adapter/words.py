@@ -76,6 +76,25 @@ class Words:
         """Return the ids of a text; ``None`` where it may hold an added token or is not plain: then ask the library."""
         if not text.isascii() or len(text) > MAX_CHARS or self._added.are_in(text):
             return None
+        data = self._encoded(text)
+        return None if data is None else np.frombuffer(data, np.uint32)
+
+    def encode_between(self, pieces: Sequence[str], tokens: Mapping[str, bytes]) -> bytes | None:
+        """Return the ids (native ``uint32``) of plain texts with tokens between them, every second of ``pieces`` one of
+        ``tokens``; ``None`` as ``encode``. Nobody but the caller knows whether the tokens leave the texts beside them
+        as they are, and whether the texts are short enough and ASCII."""
+        row = list[bytes]()
+        for at, piece in enumerate(pieces):
+            if at % 2:
+                row.append(tokens[piece])
+            elif piece:
+                data = None if self._added.are_in(piece) else self._encoded(piece)
+                if data is None:
+                    return None
+                row.append(data)
+        return b"".join(row)
+
+    def _encoded(self, text: str) -> bytes | None:
         table = self._table  # another thread may put a new one in its place
         data = table.encode(text, {})
         if not isinstance(data, bytes):
@@ -84,7 +103,7 @@ class Words:
                 return None
             data = table.encode(text, learned)
             assert isinstance(data, bytes)
-        return np.frombuffer(data, np.uint32)
+        return data
 
     @property
     def remembered(self) -> int:

@@ -126,9 +126,9 @@ class BodyMemo:
             return None
         node = root
         with memoryview(body) as view:
-            while (ahead := _ahead(node.leaps, view, node.length, MAX_LEAPS)) is not None or (
-                ahead := _ahead(node.children, view, node.length, MAX_LENGTHS)
-            ) is not None:
+            while (node.leaps and (ahead := _ahead(node.leaps, view, node.length, MAX_LEAPS)) is not None) or (
+                node.children and (ahead := _ahead(node.children, view, node.length, MAX_LENGTHS)) is not None
+            ):
                 node = ahead
         if node is root:
             return None

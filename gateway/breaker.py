@@ -17,6 +17,7 @@ What a client did wrong (4xx) and what the engine had no room for (429, 503) is 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -51,8 +52,11 @@ class Ticket:
 class Breaker:
     """The state of one instance. Times are seconds of one clock that never runs back."""
 
-    def __init__(self, options: BreakerOptions, chance: random.Random) -> None:
-        self._options, self._chance = options, chance
+    def __init__(
+        self, options: BreakerOptions, chance: random.Random, on_move: Callable[[], None] = lambda: None
+    ) -> None:
+        """``on_move`` is called when it closes, and when it is closed no longer."""
+        self._options, self._chance, self._on_move = options, chance, on_move
         self.state = State.CLOSED
         self._epoch = 0
         self._failures, self._last_failure_s = 0, 0.0
@@ -125,8 +129,10 @@ class Breaker:
         self.state, self._is_trying, self._failures = State.OPEN, False, 0
         self._epoch += 1
         self._retry_s = now_s + self._options.period_s * self._chance.uniform(0.5, 1.0)
+        self._on_move()
 
     def _close(self, now_s: float) -> None:
         self.state, self._is_trying, self._failures = State.CLOSED, False, 0
         self._epoch += 1
         self._warm_from_s = now_s
+        self._on_move()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,14 +29,14 @@ from gateway.routing import (
     Request,
     Reservation,
     SessionHash,
-    Surroundings,
     decide,
     fastest_tier,
     usable_hits,
 )
+from gateway.survey import Survey
 from gateway.tier_use import Hits
 from gateway.workers.shared_loads import SharedLoads
-from radix_index.base import Hashes, InstanceMatch, Knowledge, PrefixIndex
+from radix_index.base import Hashes, PrefixIndex
 from tracing.record import Decision, Usage, UsageSource
 
 BYTES_PER_TOKEN = 4
@@ -46,9 +46,6 @@ EVENTS_LAG_S = 2.0
 """How long after its end a request's blocks are still expected where events have not told of them yet."""
 
 _BY_SEED = SessionHash()
-
-_LOOKS = 4
-"""Around so many instances is looked anew in one decision, at most: all of 64 at once would be a long one."""
 
 Later = Callable[[float, Callable[[], None]], object]
 """Calls a function after so many seconds, as ``loop.call_later`` does."""
@@ -95,11 +92,11 @@ class Dispatcher:
         self._fleet, self._index, self._policy, self._later, self._shared = fleet, index, policy, later, shared
         self._chance, self._through = random.Random(seed), through
         self.places = Places()
+        self._survey = Survey(fleet, index, self.places)
 
-    def block_sizes(self, model: str) -> set[int]:
+    def block_sizes(self, model: str) -> Set[int]:
         """Return the block sizes for which a prompt of this model must be hashed."""
-        sizes = self._index.instances()
-        return {sizes[instance.id] for instance in self._fleet.serving(model) if instance.id in sizes}
+        return self._survey.block_sizes(model)
 
     def cached_as(self, model: str) -> CachedAs:
         """Return the model and the adapter under which its instances' events tell what they hold for it."""
@@ -148,7 +145,7 @@ class Dispatcher:
         instances, now_s = self._fleet.serving(model), time.monotonic()
         request = self._request(prompt, body_bytes, run)
         tokens = request.asked.prompt_tokens
-        views = self._views(instances, prompt, tokens, now_s)
+        views = self._survey.views(model, prompt, tokens, now_s)
         is_hashed = prompt is not None and prompt.is_exact
         if self._through is not None:
             decision = self._observe(views, request, now_s, tried, is_hashed=is_hashed)
@@ -200,7 +197,7 @@ class Dispatcher:
     def foresee(self, model: str, prompt: Prompt | None, body_bytes: int, without: frozenset[str]) -> Decision | None:
         """Return what would be decided now; nothing is reserved, and chance may decide otherwise."""
         now_s, request = time.monotonic(), self._request(prompt, body_bytes, None)
-        views = self._views(self._fleet.serving(model), prompt, request.asked.prompt_tokens, now_s)
+        views = self._survey.views(model, prompt, request.asked.prompt_tokens, now_s)
         is_hashed = prompt is not None and prompt.is_exact
         return decide(views, request, self._policy, random.Random(0), now_s, hashed=is_hashed, without=without)
 
@@ -273,56 +270,6 @@ class Dispatcher:
             self._later(EVENTS_LAG_S, lambda: self._index.release(ticket))
 
         return forget
-
-    def _views(
-        self, instances: Sequence[Instance], prompt: Prompt | None, tokens: int, now_s: float
-    ) -> list[InstanceView]:
-        sizes, matches, complete = self._index.instances(), dict[str, InstanceMatch](), set[str]()
-        for size, hashes in (prompt.hashes if prompt is not None else {}).items():
-            same = [instance.id for instance in instances if sizes.get(instance.id) == size]
-            found = self._index.match(hashes, same)
-            matches |= found.found()
-            complete |= {name for name in same if found.knowledge[name] is Knowledge.COMPLETE}
-        views, looks, places = [], _LOOKS, self.places.known
-        held_back = _held_back(instances, now_s) if now_s < self._fleet.warm_at_s else ()
-        for instance in instances:
-            name, hits, pending, matched = instance.id, NO_HITS, 0, 0
-            match = matches.get(name)
-            if match is not None:
-                size, blocks = sizes[name], match.tier_blocks
-                if blocks != NO_HITS:
-                    matched = match.blocks
-                    if instance.predicted is not None and prompt is not None:
-                        tail = instance.predicted.tail_blocks(prompt.hashes[size], matched)
-                        blocks = (blocks[0] + tail, *blocks[1:])
-                    hits = usable_hits(blocks, size, tokens)
-                    if instance.tier_use.refuses:
-                        hits = instance.tier_use.taken(hits)
-                if match.pending_blocks:
-                    pending = min(match.pending_blocks * size, max((tokens - 1) // size * size - sum(hits), 0))
-            is_healthy = instance.takes_requests and instance not in held_back
-            place = places.get(name)
-            around = place.around if place is not None else None
-            if place is None or around is None or (looks > 0 and now_s >= place.look_again_s):
-                looks, around = looks - 1, self._around(instance, now_s)
-            load = instance.load
-            views.append(InstanceView(name, hits, load, around, is_healthy, name in complete, pending, matched))
-        return views
-
-    def _around(self, instance: Instance, now_s: float) -> Surroundings:
-        facts = instance.facts
-        capacity = instance.spec.capacity_tokens or (None if facts is None else facts.capacity_tokens)
-        return self.places.around(instance.id, instance.load, capacity, now_s)
-
-
-def _held_back(instances: Sequence[Instance], now_s: float) -> Sequence[Instance]:
-    """Return those that came up lately and have their share of requests already, while others take some."""
-    shares = [instance.breaker.share(now_s) for instance in instances]
-    steady = [i.load.running for i, share in zip(instances, shares, strict=True) if share == 1 and i.takes_requests]
-    if not steady:
-        return ()
-    most = max(steady)
-    return [i for i, share in zip(instances, shares, strict=True) if share < 1 and i.load.running > share * most]
 
 
 def _nothing() -> None:

@@ -103,12 +103,36 @@ class HealthOptions:
     breaker: BreakerOptions = field(default_factory=BreakerOptions)
 
 
+class Standing:
+    """Counts the changes of what routing goes by for long: who is there, takes requests, and serves which model.
+
+    Whoever remembers something of it looks at ``changes`` first. Breakers that are not closed, and instances that came
+    up lately, change by time alone and must be asked.
+    """
+
+    __slots__ = ("changes",)
+
+    def __init__(self) -> None:
+        self.changes = 0
+
+    def changed(self) -> None:
+        """Something is otherwise now."""
+        self.changes += 1
+
+
 class Instance:
     """One engine as it is now."""
 
-    def __init__(self, spec: InstanceSpec, rates: Rates, breaker: BreakerOptions | None = None) -> None:
+    def __init__(
+        self,
+        spec: InstanceSpec,
+        rates: Rates,
+        breaker: BreakerOptions | None = None,
+        standing: Standing | None = None,
+    ) -> None:
         self.spec = spec
-        self.breaker = Breaker(breaker or BreakerOptions(), random.Random(spec.id))
+        self._standing = standing or Standing()
+        self.breaker = Breaker(breaker or BreakerOptions(), random.Random(spec.id), self._standing.changed)
         self.probed_s = 0.0  # when it was probed last (monotonic)
         self.silent_since_s: float | None = None  # when probes began to meet nobody, or silence (monotonic)
         self.absence = Absence(time.monotonic())
@@ -120,8 +144,7 @@ class Instance:
         self._facts: InstanceFacts | None = None
         self.was_gone = False  # nobody listened there since it was described
         self.is_in_doubt = False  # it emptied its caches: what it said of itself is to be asked again
-        self.is_healthy = False
-        self.is_draining = False
+        self._is_healthy = self._is_draining = False
         self.answers: set[UpstreamResponse] = set()  # that come from there now
         self._eviction: asyncio.TimerHandle | None = None
         self.trouble: str | None = "not probed yet"
@@ -163,6 +186,29 @@ class Instance:
         self.models = self.spec.models or facts.models
         told = facts.capabilities
         self.capabilities = self.spec.adapter.capabilities if told is None else told
+        self._standing.changed()
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether somebody answers there."""
+        return self._is_healthy
+
+    @is_healthy.setter
+    def is_healthy(self, is_healthy: bool) -> None:
+        if is_healthy != self._is_healthy:
+            self._is_healthy = is_healthy
+            self._standing.changed()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether what runs there may end, and nothing new begins."""
+        return self._is_draining
+
+    @is_draining.setter
+    def is_draining(self, is_draining: bool) -> None:
+        if is_draining != self._is_draining:
+            self._is_draining = is_draining
+            self._standing.changed()
 
     @property
     def rates(self) -> Rates:
@@ -172,7 +218,7 @@ class Instance:
     @property
     def takes_requests(self) -> bool:
         """Whether new requests may go there."""
-        if not self.is_healthy or self.is_draining:
+        if not self._is_healthy or self._is_draining:
             return False
         return self.breaker.state is State.CLOSED or self.breaker.admits(time.monotonic())
 
@@ -224,7 +270,10 @@ class Fleet:
         ``on_emptied`` with that of one that began anew or is out for good."""
         self._on_began, self._on_emptied = on_began, on_emptied
         self._options = options or HealthOptions()
-        self.instances = {spec.id: Instance(spec, rates, self._options.breaker) for spec in specs}
+        self.standing = Standing()
+        self._serving: dict[str, Sequence[Instance]] = {}  # by model, since the last change
+        self._serving_since = 0
+        self.instances = {spec.id: Instance(spec, rates, self._options.breaker, self.standing) for spec in specs}
         self._has_outside = any(instance.spec.keeps_out for instance in self.instances.values())
         self.index = index
         self._client = client
@@ -258,7 +307,8 @@ class Fleet:
             raise ValueError(f"there is an instance {spec.id!r} already")
         if self._group is None:
             raise RuntimeError("the fleet is not running")
-        instance = self.instances[spec.id] = Instance(spec, self._rates, self._options.breaker)
+        instance = self.instances[spec.id] = Instance(spec, self._rates, self._options.breaker, self.standing)
+        self.standing.changed()
         self._has_outside |= spec.keeps_out
         self.has_parts = self.has_parts or spec.role is not EngineRole.BOTH
         self._note(spec)
@@ -275,6 +325,7 @@ class Fleet:
         """Take an instance out, with all its ranks: nothing new goes there, what runs there goes on to its end."""
         for each in [other for other in self.instances if other == name or other.startswith(f"{name}{RANK_MARK}")]:
             instance = self.instances.pop(each)
+            self.standing.changed()
             instance.is_draining = True
             watch = self._watches.pop(each, None)
             if watch is not None:
@@ -291,8 +342,20 @@ class Fleet:
         """Return what is followed now."""
         return [instance.feed for instance in self.instances.values() if instance.feed is not None]
 
-    def serving(self, model: str) -> list[Instance]:
-        """Return the instances that serve the model, healthy or not; see ``gateway.network`` for those outside."""
+    def serving(self, model: str) -> Sequence[Instance]:
+        """Return the instances that serve the model, healthy or not; see ``gateway.network`` for those outside. The
+        same object until something changes. O(1), and O(instances) after a change."""
+        if self._serving_since != self.standing.changes:
+            self._serving.clear()
+            self._serving_since = self.standing.changes
+        found = self._serving.get(model)
+        if found is None:
+            found = self._who_serve(model)
+            if found:  # whoever asks for what nobody serves fills no memory
+                self._serving[model] = found
+        return found
+
+    def _who_serve(self, model: str) -> Sequence[Instance]:
         serving = [instance for instance in self.instances.values() if model in instance.models]
         if self._has_outside:
             inside = [instance for instance in self.instances.values() if not instance.spec.keeps_out]

@@ -6,6 +6,7 @@ it is handed the pages whatever it has.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine_adapter.base import Handover
@@ -61,5 +62,5 @@ class Separation:
         return None
 
 
-def _of(instances: list[Instance], role: EngineRole, how: Handover) -> frozenset[str]:
+def _of(instances: Sequence[Instance], role: EngineRole, how: Handover) -> frozenset[str]:
     return frozenset(i.id for i in instances if i.spec.role is role and i.capabilities.handover is how)

@@ -90,10 +90,10 @@ class Matches(Mapping[str, InstanceMatch]):
         """How far the index can be trusted, by instance."""
         return self._knowledge
 
-    def found(self) -> dict[str, InstanceMatch]:
-        """Return the matches of those instances that have any of the blocks, or are about to: few, mostly."""
-        some = set(np.flatnonzero(self.counts.any(axis=1)).tolist())
-        return {instance: self[instance] for instance, at in self._positions.items() if at in some} if some else {}
+    def found(self) -> list[tuple[int, list[int]]]:
+        """Return who has any of the blocks, or is about to: the place in the order of iteration, and its counts."""
+        counts = self.counts
+        return [(place, counts[place].tolist()) for place in dict.fromkeys(counts.nonzero()[0].tolist())]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._positions)
@@ -130,7 +130,10 @@ class PrefixIndex(Protocol):
         """Forget an instance, its entries and reservations; a pool goes with the last of its instances. Idempotent."""
 
     def instances(self) -> Mapping[str, int]:
-        """Return the block size of every instance."""
+        """Return the block size of every instance; the same object only while nothing has changed."""
+
+    def knowledge(self) -> Mapping[str, Knowledge]:
+        """Return how far the entries of every instance can be trusted; the same object only while that holds."""
 
     def stored(
         self, holder: str, tier: Tier, hashes: Hashes, names: Hashes | None = None, *, rebind: bool = False

@@ -107,7 +107,8 @@ class HolderSets:
     def _present(self, number: int) -> None:
         row = self.presence[number]
         row[:] = np.frombuffer(self._bytes[number], np.uint8)
-        row[self._readers] |= row[self._pools] & POOL_BIT
+        if len(self._readers):
+            row[self._readers] |= row[self._pools] & POOL_BIT
 
     def move(self, before: int, after: int, rows: int) -> None:
         """Count ``rows`` rows out of one set and into another."""

@@ -68,7 +68,7 @@ class RadixIndex:
         else:
             former = None
             self._instances[instance] = _Instance(self._new_column(), block_size, pool)
-            self._knowledge[instance] = Knowledge.COMPLETE
+            self._knowledge = self._knowledge | {instance: Knowledge.COMPLETE}
         if pool is not None and pool not in self._pools:
             self._pools[pool] = self._new_column()
         self._membership_changed(former)
@@ -110,7 +110,11 @@ class RadixIndex:
     def set_knowledge(self, instance: str, knowledge: Knowledge) -> None:
         """See ``PrefixIndex.set_knowledge``."""
         self._known(instance)
-        self._knowledge[instance] = knowledge
+        self._knowledge = self._knowledge | {instance: knowledge}
+
+    def knowledge(self) -> Mapping[str, Knowledge]:
+        """See ``PrefixIndex.knowledge``."""
+        return self._knowledge
 
     def _known(self, instance: str) -> _Instance:
         try:

@@ -136,6 +136,10 @@ class NaiveIndex:
         """See ``PrefixIndex.set_knowledge``."""
         self._known(instance).knowledge = knowledge
 
+    def knowledge(self) -> Mapping[str, Knowledge]:
+        """See ``PrefixIndex.knowledge``."""
+        return {name: known.knowledge for name, known in self._instances.items()}
+
     def _known(self, instance: str) -> _Instance:
         try:
             return self._instances[instance]

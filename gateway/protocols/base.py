@@ -284,4 +284,4 @@ def salt_of(values: Json) -> str | None:
 
 def objects(value: object) -> Sequence[Json] | None:
     """Return a list of JSON objects, ``None`` for anything else."""
-    return value if isinstance(value, list) and all(isinstance(item, dict) for item in value) else None
+    return value if isinstance(value, list) and {*map(type, value)} <= {dict} else None
