@@ -7,7 +7,7 @@ that nothing was sent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +39,9 @@ class UpstreamResponse(Protocol):
 
     def interrupt(self) -> None:
         """Let a ``read_some`` that waits raise ``TimeoutError``; nothing is lost, it may be called again."""
+
+    def carry(self, take: Callable[[bytes], None] | None) -> None:
+        """Let ``take`` have what comes while somebody waits in ``read_some``, who then sleeps on; ``None``: nobody."""
 
     async def read_all(self, limit_bytes: int) -> bytes:
         """Return the rest of the body. Raises ``UpstreamBroken``, ``AnswerTooLong``."""

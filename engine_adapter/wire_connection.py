@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -57,7 +58,7 @@ class Keeper(Protocol):
 class WireResponse:
     """An answer whose head has arrived: see ``UpstreamResponse``."""
 
-    __slots__ = ("_buffered", "_connection", "_ended", "_error", "_pieces", "_waiter", "headers", "status")
+    __slots__ = ("_buffered", "_connection", "_ended", "_error", "_pieces", "_take", "_waiter", "headers", "status")
 
     def __init__(self, connection: Connection) -> None:
         self.status = 0
@@ -68,6 +69,7 @@ class WireResponse:
         self._ended = False
         self._error: UpstreamBroken | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._take: Callable[[bytes], None] | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -111,6 +113,10 @@ class WireResponse:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(TimeoutError())
 
+    def carry(self, take: Callable[[bytes], None] | None) -> None:
+        """Let ``take`` have what comes while somebody waits in ``read_some``, who then sleeps on; ``None``: nobody."""
+        self._take = take
+
     def give_up(self) -> None:
         """Let whoever reads it find it broken off, now."""
         if not self._ended:
@@ -124,6 +130,9 @@ class WireResponse:
 
     def came(self, data: bytes) -> int:
         """Take in a piece; return how many bytes wait to be read."""
+        if self._take is not None and self._waiter is not None and not self._waiter.done():
+            self._take(data)
+            return 0
         self._pieces.append(data)
         self._buffered += len(data)
         self._wake()

@@ -104,15 +104,22 @@ class StreamWriter:
         """Show the client that the stream lives."""
         await self.write(HEARTBEAT)
 
+    def write_soon(self, data: bytes) -> bool:
+        """Send, if that needs no waiting: whether it was sent. Raises ``ClientGone``."""
+        is_sent = self._reply.write_soon(data)
+        if is_sent:
+            self._wrote_at = self._clock()
+        return is_sent
+
     async def write(self, data: bytes) -> None:
         """Send. Raises ``ClientGone``."""
-        if not self._reply.write_soon(data):
+        if not self.write_soon(data):
             try:
                 async with asyncio.timeout(self._options.client_stall_s):
                     await self._reply.write(data)
             except TimeoutError:
                 raise ClientGone("the client takes nothing") from None
-        self._wrote_at = self._clock()
+            self._wrote_at = self._clock()
 
     async def end(self, last: bytes) -> None:
         """End the stream with these events."""
@@ -144,68 +151,113 @@ async def relay(
     between engine and reader. ``is_gone`` tells, while no output has come or a call may be held back, that nobody is
     there any more whom to wait for. Raises ``ClientGone``; does not close ``response``.
     """
-    cutter, has_output_come, may_call = EventCutter(options.event_cap_bytes), False, reader.seen.may_call
-    pairs = PairJoiner()
-    idle_s = max(options.idle_timeout_s, options.call_timeout_s) if may_call else options.idle_timeout_s
-    with _Patience(response, writer, options.total_timeout_s, is_gone) as patience:
-        while not reader.has_ended():
+    course = _Course(reader, options, on_output, on_done, through)
+    with _Carrier(response, writer, course, options.total_timeout_s, is_gone) as carrier:
+        while not course.is_over:
             try:
-                limit_s = idle_s if has_output_come else options.first_byte_timeout_s
-                data = await patience.next(limit_s)
-                events: Sequence[bytes] = pairs.join(cutter.feed(data) if data else _last(cutter.rest()))
+                out = await carrier.next()
             except TimeoutError:
-                if patience.is_over:
+                if carrier.is_over:
                     return OverTime(f"the engine took longer than {options.total_timeout_s:g} s")
-                return UpstreamTimeout(f"the engine was silent for {patience.waited_s:.3g} s")
+                return UpstreamTimeout(f"the engine was silent for {carrier.waited_s:.3g} s")
             except UpstreamBroken:
                 if reader.seen.is_answered and reader.seen.error is None:
                     break  # the answer is whole: only its end mark, and perhaps its usage, are lost
                 return UpstreamUnusable("the engine's connection broke", code="stream_truncated")
             except EventTooLong as error:
                 return UpstreamUnusable(str(error), code="event_too_long")
-            shown = []
-            if through is not None:
-                events = [event for raw in events for event in through(raw)]
-            for event in events:
-                piece, has_output = reader.event(event)
-                if has_output:
-                    has_output_come = True
-                    on_output()
-                shown.append(piece)
-                if reader.seen.error_body is not None:
-                    break  # it gave up, and nothing behind that counts
-            if reader.has_ended():
-                on_done()
-            if out := b"".join(shown):
+            if out:
                 await writer.write(out)
-                reader.seen.is_shown = reader.seen.is_answered and reader.seen.usage is not None
-            if reader.seen.error_body is not None:
-                return EngineGaveUp(reader.seen.error_body, code=reader.seen.error)
-            if has_output_come and patience.is_gone is not None and not may_call:
-                patience.is_gone = None  # from here on the idle limit is what counts
-            if not data:
+            course.shown()
+            if course.has_stopped:
                 break
     seen = reader.seen
+    if seen.error_body is not None:
+        return EngineGaveUp(seen.error_body, code=seen.error)
     if not reader.has_ended() and seen.error is None and not seen.is_answered:
         return UpstreamUnusable("the stream stopped before its end", code="stream_truncated")
     return await _end(response, writer, reader, on_done)
 
 
-class _Patience:
-    """Reads, with heartbeats while it lasts, up to a limit.
+class _Course:
+    """What became of a stream so far, and what a client gets of each read of it."""
 
-    One timer a stream, which is looked at when it fires: timeouts set anew at each read would cost more than the read.
+    def __init__(
+        self,
+        reader: AnswerReader,
+        options: RelayOptions,
+        on_output: Callable[[], None],
+        on_done: Callable[[], None],
+        through: Through | None,
+    ) -> None:
+        self._reader, self._on_output, self._on_done, self._through = reader, on_output, on_done, through
+        self._cutter, self._pairs = EventCutter(options.event_cap_bytes), PairJoiner()
+        self.may_call, self.has_output_come = reader.seen.may_call, False
+        self.has_stopped = False  # nothing more comes
+        self._first_s = options.first_byte_timeout_s
+        self._idle_s = max(options.idle_timeout_s, options.call_timeout_s) if self.may_call else options.idle_timeout_s
+
+    @property
+    def limit_s(self) -> float:
+        """How long the next read may take."""
+        return self._idle_s if self.has_output_come else self._first_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last event was seen, or the engine gave up, and nothing behind that counts."""
+        return self._reader.has_ended() or self._reader.seen.error_body is not None
+
+    def take(self, data: bytes) -> bytes:
+        """Return what a client gets of a read; ``b""`` is the end. Raises ``EventTooLong``."""
+        self.has_stopped = not data
+        events: Sequence[bytes] = self._pairs.join(self._cutter.feed(data) if data else _last(self._cutter.rest()))
+        if self._through is not None:
+            events = [event for raw in events for event in self._through(raw)]
+        reader, shown = self._reader, list[bytes]()
+        for event in events:
+            piece, has_output = reader.event(event)
+            if has_output:
+                self.has_output_come = True
+                self._on_output()
+            shown.append(piece)
+            if reader.seen.error_body is not None:
+                break
+        if reader.has_ended():
+            self._on_done()
+        return shown[0] if len(shown) == 1 else b"".join(shown)
+
+    def shown(self) -> None:
+        """What was taken has gone to the client."""
+        seen = self._reader.seen
+        seen.is_shown = seen.usage is not None and seen.is_answered
+
+
+class _Carrier:
+    """Reads, with heartbeats while it lasts, up to a limit; and carries on at once what comes while somebody waits.
+
+    To wake a task for each read of a stream takes longer than all that is done with it. So a read is taken in the
+    moment it comes, and goes to the client if that is not behind. Whatever needs waiting, an end or an error is left
+    to ``next``, which is woken then. And there is one timer a stream, looked at when it fires: timeouts set anew at
+    each read would cost more than the read.
     """
 
     def __init__(
-        self, response: UpstreamResponse, writer: StreamWriter, total_s: float, is_gone: Callable[[], bool] | None
+        self,
+        response: UpstreamResponse,
+        writer: StreamWriter,
+        course: _Course,
+        total_s: float,
+        is_gone: Callable[[], bool] | None,
     ) -> None:
-        self._response, self._writer, self._loop = response, writer, asyncio.get_running_loop()
-        self.is_gone = is_gone
+        self._response, self._writer, self._course = response, writer, course
+        self._loop = asyncio.get_running_loop()
+        self._is_gone = is_gone
         self._from = self._loop.time()
         self._end = self._from + total_s
         self._until = self._fires_at = math.inf
         self._timer: asyncio.TimerHandle | None = None
+        self._left: bytes | None = None  # of what was taken at once: what must be waited for
+        self._failure: Exception | None = None  # that it met
 
     @property
     def is_over(self) -> bool:
@@ -217,20 +269,53 @@ class _Patience:
         """How long the read that runs, or the last one, took."""
         return self._loop.time() - self._from
 
-    async def next(self, limit_s: float) -> bytes:
-        """Return the next read. Raises ``TimeoutError`` at the limit."""
-        self._from = self._loop.time()
-        self._until = min(self._from + limit_s, self._end)
+    async def next(self) -> bytes:
+        """Return what the client gets of the next read that was not carried on at once, nothing perhaps. Raises
+        ``TimeoutError`` at the limit, ``UpstreamBroken``, ``EventTooLong``, ``ClientGone``."""
+        self._begin()
         while True:
-            if self._fires_at > self._until or self._timer is None:
+            if self._timer is None:
                 self._set_timer()
             try:
-                return await self._response.read_some()
+                data = await self._response.read_some()
             except TimeoutError:
-                if self._loop.time() >= self._until or (self.is_gone is not None and self.is_gone()):
+                if self._failure is not None:
+                    raise self._failure from None
+                if self._left is not None:
+                    left, self._left = self._left, None
+                    return left
+                if self._loop.time() >= self._until or (self._is_gone is not None and self._is_gone()):
                     raise
                 if not self._writer.heartbeat_due_s():
                     await self._writer.heartbeat()
+            else:
+                return self._course.take(data)
+
+    def _carry(self, data: bytes) -> None:
+        """Take a read that ``next`` waits for, and send it on."""
+        course, left = self._course, b""
+        try:
+            out = course.take(data)
+            if out and not self._writer.write_soon(out):
+                left = out
+            elif not course.is_over:
+                course.shown()
+                self._begin()
+                return
+        except Exception as error:  # any: it is for who waits, and not for the connection's parser that calls this
+            self._failure = error
+        self._left = left
+        self._response.interrupt()
+
+    def _begin(self) -> None:
+        """The time of another read begins."""
+        course = self._course
+        if course.has_output_come and not course.may_call:
+            self._is_gone = None  # from here on the idle limit is what counts
+        self._from = self._loop.time()
+        self._until = min(self._from + course.limit_s, self._end)
+        if self._fires_at > self._until:
+            self._set_timer()
 
     def _left_s(self) -> float:
         return max(min(self._until - self._loop.time(), self._writer.heartbeat_due_s()), 0.0)
@@ -238,21 +323,23 @@ class _Patience:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        left_s = self._left_s() if self.is_gone is None else min(self._left_s(), _LOOK_S)
+        left_s = self._left_s() if self._is_gone is None else min(self._left_s(), _LOOK_S)
         self._fires_at = self._loop.time() + left_s
         self._timer = self._loop.call_later(left_s, self._look_at_the_clock)
 
     def _look_at_the_clock(self) -> None:
         self._timer = None
-        if self._left_s() and not (self.is_gone is not None and self.is_gone()):
+        if self._left_s() and not (self._is_gone is not None and self._is_gone()):
             self._set_timer()
         else:
             self._response.interrupt()
 
     def __enter__(self) -> Self:
+        self._response.carry(self._carry)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._response.carry(None)
         if self._timer is not None:
             self._timer.cancel()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -52,6 +52,9 @@ class Played:
         return await self.read_some()
 
     def interrupt(self) -> None:
+        pass
+
+    def carry(self, take: Callable[[bytes], None] | None) -> None:
         pass
 
     def close(self) -> None:

@@ -208,6 +208,36 @@ async def test_a_reader_that_waits_can_be_called_back() -> None:
         response.close()
 
 
+async def test_what_comes_while_somebody_waits_goes_to_who_carries_it_on() -> None:
+    go_on, taken = asyncio.Event(), list[bytes]()
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\nab")
+        for part in (b"cd", b"ef", b"gh"):
+            await go_on.wait()
+            go_on.clear()
+            writer.write(part)
+
+    def take(data: bytes) -> None:
+        taken.append(data)
+        go_on.set()
+        if data == b"ef":
+            response.interrupt()
+
+    async with Server(serve) as server, WireClient() as client:
+        response = await client.request("POST", server.url, {}, b"{}")
+        response.carry(take)
+        assert await response.read_some() == b"ab"  # it was there before anybody waited
+        go_on.set()
+        with pytest.raises(TimeoutError):
+            await response.read_some()
+        assert taken == [b"cd", b"ef"]
+        response.carry(None)
+        assert await response.read_some() == b"gh"
+        assert await response.read_some() == b""
+        response.close()
+
+
 class Doorman:
     """A server that answers one request on each connection and is told when to close it, and how."""
 

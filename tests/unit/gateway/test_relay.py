@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import pytest
@@ -23,6 +23,7 @@ from tests.scripted_engine import DONE, chunk, event, stream, usage, usage_chunk
 
 _DETAIL = {"sglext": {"cached_tokens_details": {"device": 3, "host": 1, "storage": 0, "storage_backend": "keepwarm"}}}
 _WORDS = ["Grüße, ", "世界 ", "🌍🌏", "\\n \u2028", "end"]
+_PASSED = re.compile(rb"for [\d.]+ s|: keepwarm\n\n")  # what differs with the time that passes
 _STREAM = b"".join(stream(_WORDS, cached=4, **_DETAIL))
 
 
@@ -32,24 +33,47 @@ class FakeUpstream:
     status = 200
     headers: Mapping[str, str] = {}
 
-    def __init__(self, reads: Sequence[bytes], end: str = "clean") -> None:
-        self._reads, self._end = list(reads), end
-        self._silence: asyncio.Future[None] | None = None
+    def __init__(self, reads: Sequence[bytes], end: str = "clean", *, comes_while_waiting: bool = False) -> None:
+        """With ``comes_while_waiting`` each read comes while somebody waits for it, else it is there before."""
+        self._reads, self._end, self._comes_while_waiting = list(reads), end, comes_while_waiting
+        self._waiter: asyncio.Future[None] | None = None
+        self._take: Callable[[bytes], None] | None = None
 
     async def read_some(self) -> bytes:
         await asyncio.sleep(0)
+        if self._comes_while_waiting and self._reads:
+            await self._wait(self._come)
         if self._reads:
             return self._reads.pop(0)
         if self._end == "break":
             raise UpstreamBroken("gone")
         if self._end == "silence":
-            self._silence = asyncio.get_running_loop().create_future()
-            await self._silence
+            await self._wait(lambda: None)
         return b""
 
+    async def _wait(self, meanwhile: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        loop.call_soon(meanwhile)
+        await self._waiter
+
+    def _come(self) -> None:
+        waiter = self._waiter
+        assert waiter is not None
+        if waiter.done():
+            return
+        if self._take is None or not self._reads:
+            waiter.set_result(None)
+            return
+        self._take(self._reads.pop(0))
+        asyncio.get_running_loop().call_soon(self._come)
+
+    def carry(self, take: Callable[[bytes], None] | None) -> None:
+        self._take = take
+
     def interrupt(self) -> None:
-        if self._silence is not None and not self._silence.done():
-            self._silence.set_exception(TimeoutError())
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(TimeoutError())
 
     async def read_all(self, limit_bytes: int) -> bytes:
         raise NotImplementedError
@@ -62,15 +86,17 @@ class FakeUpstream:
 class FakeReply:
     """What a client got."""
 
-    def __init__(self, *, stalls_after: int | None = None) -> None:
+    def __init__(self, *, stalls_after: int | None = None, keeps_up: bool = False) -> None:
         self.data, self.is_started, self.is_finished = b"", False, False
-        self._stalls_after = stalls_after
+        self._stalls_after, self._keeps_up = stalls_after, keeps_up
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         self.is_started = True
 
     def write_soon(self, data: bytes) -> bool:
-        return False
+        if self._keeps_up:
+            self.data += data
+        return self._keeps_up
 
     async def write(self, data: bytes) -> None:
         self.data += data
@@ -85,16 +111,21 @@ class FakeReply:
 
 
 async def _relayed(
-    reads: Sequence[bytes], end: str = "clean", *, asks: bool = False, options: RelayOptions | None = None
+    reads: Sequence[bytes],
+    end: str = "clean",
+    *,
+    asks: bool = False,
+    options: RelayOptions | None = None,
+    comes_while_waiting: bool = False,
+    keeps_up: bool = False,
 ) -> tuple[FakeReply, AnswerReader, GatewayError | None, list[str]]:
-    reply, calls = FakeReply(), list[str]()
+    reply, calls = FakeReply(keeps_up=keeps_up), list[str]()
     reader = AnswerReader(Sglang(), shows_usage=asks, shows_detail=asks)
     options = options or RelayOptions()
     writer = StreamWriter(reply, options)
     await writer.start({})
-    error = await relay(
-        FakeUpstream(reads, end), writer, reader, options, lambda: calls.append("output"), lambda: calls.append("done")
-    )
+    upstream = FakeUpstream(reads, end, comes_while_waiting=comes_while_waiting)
+    error = await relay(upstream, writer, reader, options, lambda: calls.append("output"), lambda: calls.append("done"))
     if error is not None:
         own = error.engine_body if isinstance(error, EngineGaveUp) else error_body(error)
         await writer.end(reader.failure(own))
@@ -103,7 +134,19 @@ async def _relayed(
 
 
 def _relay(*args: object, **more: object) -> tuple[FakeReply, AnswerReader, GatewayError | None, list[str]]:
-    return asyncio.run(_relayed(*args, **more))  # type: ignore[arg-type]
+    """Relay reads that are there before they are asked for, and that come while somebody waits, to a client that keeps
+    up and to one that doesn't: it makes no difference."""
+    ways = [
+        asyncio.run(_relayed(*args, comes_while_waiting=comes_while_waiting, keeps_up=keeps_up, **more))  # type: ignore[arg-type]
+        for comes_while_waiting in (False, True)
+        for keeps_up in (False, True)
+    ]
+    results = {
+        (_PASSED.sub(b"", reply.data), str(reader.seen), getattr(error, "code", None), tuple(calls))
+        for reply, reader, error, calls in ways
+    }
+    assert len(results) == 1
+    return ways[-1]
 
 
 def _chunks(data: bytes) -> list[dict[str, object]]:
