@@ -13,28 +13,21 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, cast
-
-from xxhash import xxh3_128_intdigest
+from typing import cast
 
 from engine_adapter.conversations import Anchor, Anchors
+from gateway.edges import Edges, Key
 from gateway.protocols.base import Sent
 from gateway.protocols.form import Form, Member, Opening
 from tracing.messages import ChainLink, MessageChain, message_chain, new_tool_result_ids, tool_result_ids
 
-MAX_LENGTHS = 24
-"""Lengths of what may follow one beginning that are tried, the last ones used first."""
-
 LEAP = 8
 """So many elements are followed at once where they are known."""
-
-MAX_LEAPS = 8
-"""Leaps from one place that are tried, the last ones used first."""
 
 MAX_ITEMS = 4096
 """Elements of one array that are remembered."""
 
-_NODE_BYTES = 950  # a node, its place in its parent, the dictionary of a message
+_NODE_BYTES = 1300  # a node, its place among its siblings, the dictionary of a message
 _BYTES_PER_BYTE = 3  # what a message's text takes as an object: its characters may take up to four
 
 
@@ -84,20 +77,16 @@ class _Node:
         "result_ids",
     )  # fmt: skip
 
-    def __init__(self, parent: _Node | None, key: tuple[int, int], item: object, length: int, chars: int) -> None:
+    def __init__(self, parent: _Node | None, key: Key | None, item: object, length: int, chars: int) -> None:
         self.parent, self.key, self.item, self.length, self.chars = parent, key, item, length, chars
         self.depth: int = 0 if parent is None else parent.depth + 1
-        self.children: _Edges = {}
-        self.leaps: _Edges = {}  # to the nodes ``LEAP`` further on
-        self.leap: tuple[int, int] | None = None  # the key under which this one stands in such a node's ``leaps``
+        self.children = Edges[_Node]()
+        self.leaps: Edges[_Node] | None = None  # to the nodes ``LEAP`` further on
+        self.leap: Key | None = None  # the key under which this one stands in such a node's ``leaps``
         self.head: _Head | None = None  # of the first element's node
         self.link: ChainLink | None = None
         self.result_ids: tuple[str, ...] = ()
         self.anchors: dict[bytes, Anchor] = {}  # what encoding left here
-
-
-_Edges: TypeAlias = dict[int, dict[int, _Node]]
-"""Nodes by the length of the bytes that lead there, and the digest of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +115,11 @@ class BodyMemo:
             return None
         node = root
         with memoryview(body) as view:
-            while (node.leaps and (ahead := _ahead(node.leaps, view, node.length, MAX_LEAPS)) is not None) or (
-                node.children and (ahead := _ahead(node.children, view, node.length, MAX_LENGTHS)) is not None
-            ):
+            while (ahead := _ahead(node, view)) is not None:
                 node = ahead
         if node is root:
             return None
-        if not node.children:
+        if not len(node.children):
             self._ends.move_to_end(node)
         path = list[_Node]()
         while node is not root:
@@ -177,23 +164,24 @@ class BodyMemo:
             for item, chars, end in zip(items[before:], form.ends, ends, strict=True):
                 if type(item) is not dict:
                     break
-                key = (end - node.length, xxh3_128_intdigest(view[node.length : end]))
-                node = self._child(node, key, item, end, chars)
+                node = self._child(node, Key.of(view[node.length : end]), item, end, chars)
                 grown.append(node)
                 if not node.depth % LEAP and node.leap is None:
                     foot = _foot(node)
-                    node.leap = node.length - foot.length, xxh3_128_intdigest(view[foot.length : node.length])
-                    foot.leaps.setdefault(node.leap[0], {})[node.leap[1]] = node
+                    node.leap = Key.of(view[foot.length : node.length])
+                    if foot.leaps is None:
+                        foot.leaps = Edges()
+                    foot.leaps.put(node.leap, node)
         if not before and grown:
             member = form.members[place]
             grown[0].head = _Head(form.start, form.members[:place], member.name, member.key_start, member.start)
         return grown
 
-    def _child(self, parent: _Node, key: tuple[int, int], item: object, length: int, chars: int) -> _Node:
-        alike = parent.children.setdefault(key[0], {})
-        node = alike.get(key[1])
+    def _child(self, parent: _Node, key: Key, item: object, length: int, chars: int) -> _Node:
+        node = parent.children.get(key)
         if node is None:
-            node = alike[key[1]] = _Node(parent, key, item, length, chars)
+            node = _Node(parent, key, item, length, chars)
+            parent.children.put(key, node)
             self.used_bytes += _cost(node)
             self._ends.pop(parent, None)
             self._ends[node] = None
@@ -202,22 +190,25 @@ class BodyMemo:
     def _root(self, owner: object) -> _Node:
         root = self._roots.get(owner)
         if root is None:
-            root = self._roots[owner] = _Node(None, (0, 0), owner, 0, 0)
+            root = self._roots[owner] = _Node(None, None, owner, 0, 0)
         return root
 
     def _is_held(self, node: _Node) -> bool:
-        return node in self._ends or bool(node.children)
+        return node in self._ends or len(node.children) > 0
 
     def _shrink(self) -> None:
         while self.used_bytes > self._limit_bytes and self._ends:
             node, _ = self._ends.popitem(last=False)
             parent = node.parent
             assert parent is not None
-            _take_out(parent.children, node.key)
+            assert node.key is not None
+            parent.children.remove(node.key)
             if node.leap is not None:
-                _take_out(_foot(node).leaps, node.leap)
+                leaps = _foot(node).leaps
+                assert leaps is not None
+                leaps.remove(node.leap)
             self.used_bytes -= _cost(node)
-            if parent.children:
+            if len(parent.children):
                 continue
             if parent.parent is None:
                 del self._roots[parent.item]
@@ -226,26 +217,10 @@ class BodyMemo:
                 self._ends.move_to_end(parent, last=False)
 
 
-def _ahead(edges: _Edges, view: memoryview, at: int, most: int) -> _Node | None:
-    """Return the node at the end of the edge whose bytes stand at ``at``."""
-    size = len(view)
-    for tried, length in enumerate(reversed(edges)):
-        if tried == most:
-            return None
-        if at + length < size:
-            node = edges[length].get(xxh3_128_intdigest(view[at : at + length]))
-            if node is not None:
-                if tried:
-                    edges[length] = edges.pop(length)
-                return node
-    return None
-
-
-def _take_out(edges: _Edges, key: tuple[int, int]) -> None:
-    alike = edges[key[0]]
-    del alike[key[1]]
-    if not alike:
-        del edges[key[0]]
+def _ahead(node: _Node, view: memoryview) -> _Node | None:
+    """Return the next node on the way of a body, ``LEAP`` elements ahead where there is such a one."""
+    ahead = node.leaps.ahead(view, node.length) if node.leaps is not None else None
+    return ahead if ahead is not None else node.children.ahead(view, node.length)
 
 
 def _foot(node: _Node) -> _Node:
@@ -294,4 +269,5 @@ def _byte_ends(form: Form, body: bytes, opening: Opening | None) -> Sequence[int
 
 
 def _cost(node: _Node) -> int:
-    return _NODE_BYTES + _BYTES_PER_BYTE * node.key[0]
+    assert node.key is not None
+    return _NODE_BYTES + _BYTES_PER_BYTE * node.key.length

@@ -155,7 +155,7 @@ async def relay(
     with _Carrier(response, writer, course, options.total_timeout_s, is_gone) as carrier:
         while not course.is_over:
             try:
-                out = await carrier.next()
+                data = await carrier.next()
             except TimeoutError:
                 if carrier.is_over:
                     return OverTime(f"the engine took longer than {options.total_timeout_s:g} s")
@@ -164,6 +164,8 @@ async def relay(
                 if reader.seen.is_answered and reader.seen.error is None:
                     break  # the answer is whole: only its end mark, and perhaps its usage, are lost
                 return UpstreamUnusable("the engine's connection broke", code="stream_truncated")
+            try:
+                out = carrier.left() if data is None else course.take(data)
             except EventTooLong as error:
                 return UpstreamUnusable(str(error), code="event_too_long")
             if out:
@@ -269,27 +271,29 @@ class _Carrier:
         """How long the read that runs, or the last one, took."""
         return self._loop.time() - self._from
 
-    async def next(self) -> bytes:
-        """Return what the client gets of the next read that was not carried on at once, nothing perhaps. Raises
-        ``TimeoutError`` at the limit, ``UpstreamBroken``, ``EventTooLong``, ``ClientGone``."""
+    async def next(self) -> bytes | None:
+        """Return the next read that was not taken at once; ``None`` where one was that needs ``left``. Raises
+        ``TimeoutError`` at the limit, ``UpstreamBroken``, ``ClientGone``."""
         self._begin()
         while True:
             if self._timer is None:
                 self._set_timer()
             try:
-                data = await self._response.read_some()
+                return await self._response.read_some()
             except TimeoutError:
-                if self._failure is not None:
-                    raise self._failure from None
                 if self._left is not None:
-                    left, self._left = self._left, None
-                    return left
+                    return None
                 if self._loop.time() >= self._until or (self._is_gone is not None and self._is_gone()):
                     raise
                 if not self._writer.heartbeat_due_s():
                     await self._writer.heartbeat()
-            else:
-                return self._course.take(data)
+
+    def left(self) -> bytes:
+        """Return what the client must still get of what was taken at once. Raises whatever taking or sending it did."""
+        if self._failure is not None:
+            raise self._failure
+        left, self._left = self._left, None
+        return left or b""
 
     def _carry(self, data: bytes) -> None:
         """Take a read that ``next`` waits for, and send it on."""

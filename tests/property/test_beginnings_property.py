@@ -114,6 +114,22 @@ def test_only_the_new_messages_are_read() -> None:
         assert len(form.ends) == 2
 
 
+def test_only_the_new_messages_are_read_of_many_runs_in_turn() -> None:
+    memo, rng, runs = BodyMemo(), random.Random(3), list[list[object]]()
+    for number in range(120):  # one framework's prompt, and tasks of many lengths that begin alike
+        task = f"Solve the following task: {'please ' * rng.randrange(60)}{number}"
+        runs.append([{"role": "system", "content": "s" * 500}, {"role": "user", "content": task}])
+    for step in range(12):
+        for items in runs:
+            items += [{"role": "assistant", "content": "a" * rng.randrange(300)}, {"role": "user", "content": "go on"}]
+            body = written([], items, [], (True, " "))
+            known = memo.find("t", body)
+            if step:
+                assert known is not None
+                assert len(known.opening.items) == len(items) - 2
+            read(memo, body)
+
+
 def test_what_one_caller_sent_is_not_known_to_another() -> None:
     memo = BodyMemo()
     body = written([], [{"role": "user", "content": "secret"}], [], (True, ""))
@@ -138,7 +154,7 @@ def _measured(memo: BodyMemo) -> int:
     nodes = list(memo._roots.values())
     total = 0
     while nodes:
-        below = [child for alike in nodes.pop().children.values() for child in alike.values()]
+        below = list(nodes.pop().children._nodes.values())
         total += sum(map(_cost, below))
         nodes += below
     return total
