@@ -279,6 +279,7 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
             dispatcher=dispatcher,
             compared=compared,
             protocols=edge.protocols,
+            body_cap_bytes=edge_options.body_cap_bytes,
         )
         app.add_routes(explainer.routes())
         if settings.tracing.receive:

@@ -7,6 +7,7 @@ GatewayError               a request ends with ``status`` and a class that the c
 ├── Forbidden              403: the key may not use this model, or not this administration
 ├── NotFound               404: no such path, model, run or instance
 ├── MethodNotAllowed       405
+├── BodyTooSlow            408: the body did not arrive in time
 ├── BodyTooLarge           413
 ├── UnsupportedEncoding    415: a compressed body
 ├── Conflict               409: what is to be made is there already, or is not as it was thought to be
@@ -85,6 +86,12 @@ class MethodNotAllowed(GatewayError):
     """The path exists, the method does not."""
 
     status, kind, code = 405, "invalid_request_error", "method_not_allowed"
+
+
+class BodyTooSlow(GatewayError):
+    """The body did not arrive in time. Official clients send it again by themselves: the network may have been slow."""
+
+    status, kind, code = 408, "invalid_request_error", "body_timeout"
 
 
 class BodyTooLarge(GatewayError):

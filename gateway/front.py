@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import cast
 
-from gateway.errors import BadRequest
+from gateway.bodies import BODY_TIMEOUT_S
+from gateway.errors import BodyTooSlow
 from gateway.relay import ClientGone
 
 Handle = Callable[["Headers", Callable[[], Awaitable[bytes]], "FrontReply"], Awaitable[None]]
@@ -22,6 +23,9 @@ Handle = Callable[["Headers", Callable[[], Awaitable[bytes]], "FrontReply"], Awa
 
 MAX_HEAD_BYTES = 1 << 14
 """Longer heads go to aiohttp, which has its own limit, and words for it."""
+
+IDLE_TIMEOUT_S = 75.0
+"""A connection is closed on which nothing whole was asked for so long."""
 
 HIGH_WATER_BYTES = 1 << 16
 """What may wait to be sent, or to be read, on a connection before its source has to wait."""
@@ -79,8 +83,8 @@ class Front:
         others: Callable[[], asyncio.Protocol],
         *,
         body_cap_bytes: int,
-        body_timeout_s: float = 120.0,
-        idle_timeout_s: float = 75.0,
+        body_timeout_s: float = BODY_TIMEOUT_S,
+        idle_timeout_s: float = IDLE_TIMEOUT_S,
     ) -> None:
         """``handler_of`` tells what serves a target; ``others`` makes the protocol that takes everything else."""
         self.handler_of, self.others = handler_of, others
@@ -242,14 +246,14 @@ class FrontConnection(asyncio.Protocol):
         return rest
 
     async def _read_body(self) -> bytes:
-        """Return the whole body. Raises ``BadRequest``, ``ClientGone``."""
+        """Return the whole body. Raises ``BodyTooSlow``, ``ClientGone``."""
         if self._missing:
             self._body_waiter = self._loop.create_future()
             try:
                 async with asyncio.timeout(self._front.body_timeout_s):
                     await self._body_waiter
             except TimeoutError:
-                raise BadRequest("the body did not arrive in time", code="body_timeout") from None
+                raise BodyTooSlow("the body did not arrive in time") from None
             finally:
                 self._body_waiter = None
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,6 +12,7 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from billing.errors import LedgerUnavailable
 from gateway import paths
+from gateway.bodies import BODY_TIMEOUT_S, whole_body
 from gateway.catalog import model_card, model_list
 from gateway.errors import (
     BadRequest,
@@ -22,7 +22,6 @@ from gateway.errors import (
     MethodNotAllowed,
     NotFound,
     Unauthorized,
-    UnsupportedEncoding,
 )
 from gateway.front import FrontReply, Handle, Headers
 from gateway.identity import Caller, KeyRing
@@ -65,7 +64,7 @@ class EdgeOptions:
     """Limits of what comes in."""
 
     body_cap_bytes: int = 64 << 20
-    body_timeout_s: float = 120.0
+    body_timeout_s: float = BODY_TIMEOUT_S
 
 
 class AiohttpReply:
@@ -180,10 +179,10 @@ class Edge:
 
         return handle
 
-    def _about(self, answer: Callable[[str, str], Awaitable[dict[str, object]]]) -> Handler:
+    def _about(self, answer: Callable[[str, str, Mapping[str, str]], Awaitable[dict[str, object]]]) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             tenant = self._keys.authenticate(request.headers).identity.tenant
-            return web.json_response(await answer(tenant, request.match_info["id"]))
+            return web.json_response(await answer(tenant, request.match_info["id"], request.query))
 
         return handle
 
@@ -200,21 +199,7 @@ class Edge:
         return handle
 
     async def _read(self, request: web.Request) -> bytes:
-        cap = self._options.body_cap_bytes
-        too_large = BodyTooLarge(f"the body is over the limit of {cap} bytes")
-        if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() not in ("", "identity"):
-            raise UnsupportedEncoding("the body must not be compressed")
-        if (request.content_length or 0) > cap:
-            raise too_large
-        try:
-            async with asyncio.timeout(self._options.body_timeout_s):
-                return await request.read()
-        except web.HTTPRequestEntityTooLarge:
-            raise too_large from None
-        except TimeoutError:
-            raise BadRequest("the body did not arrive in time", code="body_timeout") from None
-        except web.RequestPayloadError:
-            raise BadRequest("the body could not be read", code="body_broken") from None
+        return await whole_body(request, self._options.body_cap_bytes, timeout_s=self._options.body_timeout_s)
 
     async def _document(self, request: web.Request) -> web.Response:
         return web.Response(body=document(), content_type="application/json")

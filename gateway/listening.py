@@ -11,7 +11,7 @@ from functools import partial
 from aiohttp import web
 
 from gateway.errors import SettingsError
-from gateway.front import Front
+from gateway.front import IDLE_TIMEOUT_S, Front
 from gateway.http import Edge, ShapedRequestHandler, protocol_log
 from gateway.tls import Certificate, TlsOptions
 
@@ -22,13 +22,14 @@ _BACKLOG = 1024
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
     """Where and how. ``is_shared``: other workers of this gateway listen on the same port, and the kernel deals out
-    connections."""
+    connections. ``idle_timeout_s``: a connection on which nothing whole was asked for so long is closed."""
 
     host: str
     port: int
     body_cap_bytes: int
     is_shared: bool = False
     tls: TlsOptions | None = None
+    idle_timeout_s: float = IDLE_TIMEOUT_S
 
 
 class Door:
@@ -103,11 +104,17 @@ async def listening(app: web.Application, edge: Edge, door: Door) -> AsyncIterat
             ShapedRequestHandler,
             runner.server,
             loop=loop,
+            keepalive_timeout=door.options.idle_timeout_s,  # which aiohttp counts from the connection's start, too
             access_log=None,  # type: ignore[arg-type]  # it is what AppRunner passes for none
             auto_decompress=False,  # it would run on the loop, without a limit; the edge refuses what is compressed
             logger=protocol_log,
         )
-        front = Front(edge.front_handler, connection, body_cap_bytes=door.options.body_cap_bytes)
+        front = Front(
+            edge.front_handler,
+            connection,
+            body_cap_bytes=door.options.body_cap_bytes,
+            idle_timeout_s=door.options.idle_timeout_s,
+        )
         stack.push_async_callback(front.close)
         url = await door.open(front)
         stack.callback(door.close)

@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 from aiohttp import hdrs, web
 
+from gateway.bodies import whole_body
 from gateway.errors import BadRequest, BodyTooLarge, GatewayError, UnsupportedEncoding
 from gateway.identity import KeyRing
 from gateway.paths import ROOTS
@@ -61,9 +62,8 @@ class OtlpReceiver:
         read = _READERS.get(kind)
         if read is None:
             raise BadRequest(f"spans come as {_PROTOBUF} or {_JSON}", code="unsupported_media_type")
-        if (request.content_length or 0) > self._options.body_cap_bytes:
-            raise BodyTooLarge(f"spans are over the limit of {self._options.body_cap_bytes} bytes")
-        packed, encoding = await request.read(), request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower()
+        packed = await whole_body(request, self._options.body_cap_bytes, may_be_packed=True)
+        encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower()
         spans, left_out = await asyncio.to_thread(self._spans, packed, encoding, read)
         if not self._traces.receive(tenant, spans, time.time_ns()):
             raise Busy("the trace store has no room for spans now", retry_after_s=1)

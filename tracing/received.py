@@ -25,6 +25,7 @@ MAX_ATTRIBUTES: Final = 64
 MAX_TEXT_CHARS: Final = 512
 MAX_EVENTS: Final = 16
 _HEX: Final = {16: re.compile(r"(?!0{32})[0-9a-fA-F]{32}"), 8: re.compile(r"(?!0{16})[0-9a-fA-F]{16}")}
+_WHOLE: Final = re.compile(r"-?[0-9]{1,19}")
 _CALL_IDS: Final = ("gen_ai.tool.call.id", "tool_call.id", "ai.toolCall.id")
 _TOOL_NAMES: Final = ("gen_ai.tool.name", "tool.name", "ai.toolCall.name", "tool_call.function.name")
 _ERROR: Final = 2
@@ -124,10 +125,11 @@ def read_json(body: bytes, policy: ContentPolicy) -> tuple[list[ReceivedSpan], i
         request = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         raise UnreadableSpans("the body is no JSON") from None
-    if not isinstance(request, dict) or not isinstance(request.get("resourceSpans"), list):
+    resources = request.get("resourceSpans", []) if isinstance(request, dict) else None  # nothing to tell is no error
+    if not isinstance(resources, list):
         raise UnreadableSpans("the body has no resourceSpans")
     found, total = list[ReceivedSpan](), 0
-    for resource in _objects(request["resourceSpans"]):
+    for resource in _objects(resources):
         described = resource.get("resource")
         attributes = dict(_members(described.get("attributes") if isinstance(described, dict) else None))
         service = attributes.get("service.name")
@@ -234,12 +236,14 @@ def _members(value: object) -> Iterator[tuple[str, Value]]:
 def _of_json(value: Mapping[str, object]) -> Value | None:
     for name, held in value.items():
         if name == "intValue" and isinstance(held, str | int):
-            text = str(held)
-            return int(text) if text.lstrip("-").isdigit() and len(text) < 20 else None
+            return int(held) if _WHOLE.fullmatch(str(held)) else None
         if name in ("stringValue", "boolValue", "doubleValue") and isinstance(held, str | bool | int | float):
             return held
         if name in ("arrayValue", "kvlistValue", "bytesValue"):
-            return msgspec.json.encode(held).decode()
+            try:
+                return msgspec.json.encode(held).decode()
+            except RecursionError:  # as deep as could just be read
+                return None
     return None
 
 

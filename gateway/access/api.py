@@ -30,6 +30,7 @@ from gateway.access.roles import Role
 from gateway.access.shown import Json, shown_alias, shown_entry, shown_key, shown_limit, shown_team, shown_tenant
 from gateway.access.store import AccessStore
 from gateway.access.words import moment_ns, money_limit, span_s
+from gateway.bodies import FORM_BYTES, whole_body
 from gateway.errors import BadRequest, Conflict, GatewayError, KeysAway, NotFound
 from gateway.identity import KeyRing
 from gateway.limits.rules import Level, Outage
@@ -281,7 +282,7 @@ def _usual(kind: LimitKind) -> Period:
 
 
 async def _form(request: web.Request, kind: type[_Form]) -> _Form:
-    body = await request.read()
+    body = await whole_body(request, FORM_BYTES)
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except msgspec.MsgspecError as error:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Final
+from urllib.parse import parse_qs
 
 from aiohttp import web
 
 from gateway.access.errors import AccessError, AccessRefused
 from gateway.access.records import Actor
 from gateway.access.roles import Right, Role
+from gateway.bodies import whole_body
 from gateway.console.answers import download, forbidden, form_of, page
 from gateway.console.frame import render
 from gateway.console.key_desk import KeyDesk
 from gateway.console.settings_view import setting_sections
 from gateway.console.sources import Sources
 from gateway.console.visitor import Visitor, is_own_form
+from gateway.errors import BadRequest
 
 _MAX_FORM_BYTES: Final = 16 << 10
+_FORM_TYPE: Final = "application/x-www-form-urlencoded"
 
 
 class AdminRoutes:
@@ -77,10 +81,7 @@ class AdminRoutes:
         visitor, desk = self._sources.visitor_of(request), self._sources.keys
         if not visitor.may(Right.ADMINISTER):
             return forbidden(visitor, Right.ADMINISTER)
-        if (request.content_length or 0) > _MAX_FORM_BYTES or request.content_length is None:
-            raise web.HTTPRequestEntityTooLarge(max_size=_MAX_FORM_BYTES, actual_size=request.content_length or 0)
-        posted = await request.post()
-        form = {name: [str(value) for value in posted.getall(name)] for name in posted}
+        form = await _form(request)
         if not is_own_form(visitor, request.headers, form.get("word", [""])[0]):
             return page(render("refused.html", visitor), 403)
         if desk is None:
@@ -120,3 +121,14 @@ class AdminRoutes:
             trouble=trouble, secret=secret, made=made, has_store=desk is not None,
         )  # fmt: skip
         return page(html, status)
+
+
+async def _form(request: web.Request) -> dict[str, list[str]]:
+    """Return the fields of a form as our own pages send them. Raises ``GatewayError`` for any other body."""
+    if request.content_type != _FORM_TYPE:
+        raise BadRequest(f"a form comes as {_FORM_TYPE}", code="unsupported_media_type")
+    body = await whole_body(request, _MAX_FORM_BYTES)
+    try:
+        return parse_qs(body.decode("ascii"), keep_blank_values=True, errors="replace", max_num_fields=64)
+    except ValueError:
+        raise BadRequest("the form could not be read", code="body_broken") from None

@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Final
 
 import msgspec
@@ -134,11 +134,13 @@ class _Pair:
                 yield Found("tools", Difference(name, old, new, How.VALUE), 0, later, BreakKind.TOOLS_CHANGED)
             return
         olds, news = [name_of(tool) for tool in old], [name_of(tool) for tool in new]
-        held = Counter(olds)
+        held, weights = Counter(olds), [weight(tool) for tool in new]
+        ends = [0, *accumulate(weights)]
+        repeated = [0, *accumulate(size if held[name] else 0 for size, name in zip(weights, news, strict=True))]
         for index in range(max(len(olds), len(news))):
             before, after = (old[index] if index < len(old) else None), (new[index] if index < len(new) else None)
-            kept = sum(weight(tool) for tool in new[:index])
-            again = sum(weight(t) for t, n in zip(new[index + 1 :], news[index + 1 :], strict=True) if held[n]) + later
+            kept = ends[min(index, len(new))]
+            again = repeated[-1] - repeated[min(index + 1, len(new))] + later
             path = f"{name}[{index}]"
             if olds[index : index + 1] == news[index : index + 1]:
                 for inner in differences(before, after, path, ordered=True):

@@ -8,7 +8,8 @@ from enum import StrEnum
 from typing import Final
 
 MARKER: Final = "cache_control"
-_ITEMS: Final = frozenset({"message", "function_call", "function_call_output", "reasoning"})
+_ITEMS: Final = ("message", "function_call", "function_call_output", "reasoning")
+"""No set: what stands in their place may be anything that JSON has."""
 _BOOKKEEPING: Final = frozenset({MARKER, "id", "status"})
 _MARKERS: Final = frozenset({MARKER})
 _MISSING: Final = object()

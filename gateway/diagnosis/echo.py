@@ -12,8 +12,8 @@ from tracing.detail import BreakKind
 Echoed = tuple[str, Difference, int, int, BreakKind]
 """Section, difference, characters kept before and repeated behind it, and its kind: what ``compare.Found`` holds."""
 
-_REASONING_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
-_TEXT_PARTS = frozenset({"text", "output_text", "input_text"})
+_REASONING_PARTS = ("thinking", "redacted_thinking", "reasoning")
+_TEXT_PARTS = ("text", "output_text", "input_text")
 
 
 def echo_difference(former: Kept, latter: Kept) -> Echoed | None:
@@ -56,12 +56,13 @@ def _differences(
     if isinstance(said, str) and said.strip() != words.strip():
         yield BreakKind.ECHO_TEXT, Difference(f"{path}.content", said, words, How.VALUE)
     calls = answer.get("tool_calls")
-    given = {call[0]: call[1:] for message in quoted for call in _calls(message, path)}
+    given = {call[0]: call[1:] for message in quoted for call in _calls(message, path) if isinstance(call[0], str)}
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping) or call.get("id") not in given:
+        call_id = call.get("id") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(call_id, str) or call_id not in given:
             continue
-        where, back = given[call.get("id")]
+        where, back = given[call_id]
         arguments = function.get("arguments")
         if isinstance(arguments, str) and isinstance(back, str) and arguments != back:
             kind = BreakKind.ECHO_TOOL_JSON if _value(arguments) == _value(back) else BreakKind.HISTORY_REWRITTEN

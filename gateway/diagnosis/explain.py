@@ -14,6 +14,7 @@ from typing import Final
 
 from aiohttp import web
 
+from gateway.bodies import whole_body
 from gateway.diagnosis.compare import compare
 from gateway.diagnosis.repairs import repair
 from gateway.diagnosis.sections import Kept, keep
@@ -42,9 +43,11 @@ class Explainer:
         dispatcher: Dispatcher,
         compared: PromptWatch | None,
         protocols: Mapping[str, EndpointProtocol],
+        body_cap_bytes: int,
     ) -> None:
         self._keys, self._models, self._prompts = keys, models, prompts
         self._dispatcher, self._compared, self._protocols = dispatcher, compared, protocols
+        self._body_cap_bytes = body_cap_bytes
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route."""
@@ -57,7 +60,7 @@ class Explainer:
         if protocol is None:
             known = ", ".join(sorted(self._protocols))
             raise BadRequest(f"endpoint must be one of {known}", param="endpoint")
-        sent = scan_body(await request.read())
+        sent = scan_body(await whole_body(request, self._body_cap_bytes))
         model = self._models.resolve(model_of(sent.form.values), caller)
         past = await protocol.past(sent.form, caller.identity.tenant)
         ask = await asyncio.to_thread(protocol.read, sent, past)

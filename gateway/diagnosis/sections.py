@@ -44,7 +44,7 @@ SAMPLING: Final = (
     "max_tokens", "max_completion_tokens", "max_output_tokens", "seed", "logit_bias",
 )  # fmt: skip
 _KEPT: Final = frozenset(("model", *TOOLS, *SYSTEM, *CONVERSATION, *RENDERING, *NAMESPACE, *PARAMS))
-_SYSTEM_ROLES: Final = frozenset({"system", "developer"})
+_SYSTEM_ROLES: Final = ("system", "developer")
 _sorted = msgspec.json.Encoder(order="sorted")
 
 

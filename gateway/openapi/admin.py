@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from gateway.access.records import LimitKind, Period
 from gateway.access.roles import Role
 from gateway.limits.rules import Level, Outage
+from gateway.openapi.operations import in_path, in_query, json_of, operation
 from gateway.openapi.schemas import STRING, TEXT, Schema, listed, maybe, members, ref
 from gateway.repair.policies import POLICIES
 
@@ -88,10 +89,12 @@ ADMIN_SCHEMAS: Mapping[str, Schema] = {
     "AuditEntries": members({"entries": listed(ref("AuditEntry"))}),
 }  # fmt: skip
 
-_ID, _TENANT, _TEAM = ("id", "path"), ("tenant", "path"), ("team", "path")
-_LIMIT_PLACE = (("level", "query"), ("subject", "query"), ("kind", "query"))
-_ALIAS_PLACE = (("level", "query"), ("subject", "query"), ("name", "query"))
-_SCHEMA_OF: Mapping[str, Schema] = {"level": _LEVEL, "kind": _KIND, "period": _PERIOD}
+_ID, _TENANT, _TEAM = in_path("id"), in_path("tenant"), in_path("team")
+_COUNT: Schema = {"type": "integer", "minimum": 0, "maximum": 10**15 - 1}
+_ON = (in_query("level", _LEVEL, required=True), in_query("subject", TEXT, required=True))
+_LIMIT_PLACE = (*_ON, in_query("kind", _KIND, required=True), in_query("period", _PERIOD))
+_ALIAS_PLACE = (*_ON, in_query("name", TEXT, required=True))
+_PART = (in_query("limit", _COUNT), in_query("before", _COUNT), in_query("subject"))
 
 
 def admin_paths() -> dict[str, dict[str, Schema]]:
@@ -99,7 +102,7 @@ def admin_paths() -> dict[str, dict[str, Schema]]:
     team = "/admin/v1/tenants/{tenant}/teams"
     return {
         "/admin/v1/keys": {
-            "get": _says("Keys", "All keys, without their secrets", optional=["tenant"]),
+            "get": _says("Keys", "All keys, without their secrets", [in_query("tenant")]),
             "post": _says("KeyWithSecret", "Make a key; its secret is shown this once", body="NewKey", status="201"),
         },
         "/admin/v1/keys/{id}": {"get": _says("OneKey", "One key", [_ID])},
@@ -118,51 +121,25 @@ def admin_paths() -> dict[str, dict[str, Schema]]:
         "/admin/v1/limits": {
             "get": _says("Limits", "All limits in the store"),
             "put": _says("OneLimit", "Set what a key, team or tenant may take", body="NewLimit"),
-            "delete": _says("Removed", "Remove a limit", _LIMIT_PLACE, optional=["period"]),
+            "delete": _says("Removed", "Remove a limit", _LIMIT_PLACE),
         },
         "/admin/v1/aliases": {
             "get": _says("Aliases", "Names that mean other models"),
             "put": _says("OneAlias", "Let a name mean a model, for a key, team or tenant", body="Alias"),
             "delete": _says("Removed", "Remove an alias", _ALIAS_PLACE),
         },
-        "/admin/v1/audit": {
-            "get": _says("AuditEntries", "Every change, newest first", optional=["limit", "before", "subject"])
-        },
+        "/admin/v1/audit": {"get": _says("AuditEntries", "Every change, newest first", _PART)},
     }  # fmt: skip
 
 
 def _says(
-    answer: str,
-    summary: str,
-    needs: Sequence[tuple[str, str]] = (),
-    *,
-    optional: Sequence[str] = (),
-    body: str | None = None,
-    status: str = "200",
+    answer: str, summary: str, parameters: Sequence[Schema] = (), *, body: str | None = None, status: str = "200"
 ) -> Schema:
-    error = {"description": "What went wrong", "content": {"application/json": {"schema": ref("Error")}}}
-    parameters = [
-        {"name": name, "in": place, "required": True, "schema": _SCHEMA_OF.get(name, TEXT)} for name, place in needs
-    ]
-    counts: Schema = {"type": "integer", "minimum": 0, "maximum": 10**15 - 1}
-    parameters += [
-        {
-            "name": name, "in": "query", "required": False,
-            "schema": counts if name in ("limit", "before") else _SCHEMA_OF.get(name, STRING),
-        }
-        for name in optional
-    ]  # fmt: skip
-    told: dict[str, object] = {
-        "summary": summary,
-        "tags": ["admin"],
-        "security": [{"bearer": []}, {"apiKey": []}, {}],
-        "parameters": parameters,
-        "responses": {
-            status: {"description": summary, "content": {"application/json": {"schema": ref(answer)}}},
-            "default": error,
-        },
-    }
-    if body is not None:
-        is_needed = bool(ADMIN_SCHEMAS[body]["required"])
-        told["requestBody"] = {"required": is_needed, "content": {"application/json": {"schema": ref(body)}}}
-    return told
+    return operation(
+        summary,
+        "admin",
+        {status: json_of(answer)},
+        parameters=parameters,
+        body=None if body is None else json_of(body),
+        body_required=body is not None and bool(ADMIN_SCHEMAS[body]["required"]),
+    )

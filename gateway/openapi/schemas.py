@@ -225,5 +225,4 @@ SCHEMAS: Mapping[str, Schema] = {
         {"type": constant("error"), "request_id": {"type": ["string", "null"]}},
         description="OpenAI's shape; on Anthropic's endpoints Anthropic's, with type and request_id around it.",
     ),
-    "Status": members({"status": STRING}),
 }

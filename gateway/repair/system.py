@@ -11,7 +11,7 @@ from gateway.protocols.form import Form
 from gateway.repair.splice import Place, Splice, elements, first_object, members, place_of, spliced
 
 _ESCAPE = re.compile(r"\\.")
-_SYSTEM_ROLES = frozenset({"system", "developer"})
+_SYSTEM_ROLES = ("system", "developer")  # held against whatever JSON has for a role
 
 
 @dataclass(frozen=True, slots=True)

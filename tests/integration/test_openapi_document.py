@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import jsonschema
 import pytest
 import pytest_asyncio
+from aiohttp import web
 
+from gateway.http import EdgeOptions, make_app
 from gateway.openapi.document import document
 from tests.gateways import Client, gateway_for
 from tests.openapi_target import script_for
@@ -123,8 +126,35 @@ async def test_the_admin_api_is_what_it_says(tmp_path: Path) -> None:
                 conforms(await response.json(), error)
 
 
-async def test_every_endpoint_is_in_it(gateway: Client) -> None:
-    told = {(method, path) for path, methods in DOCUMENT["paths"].items() for method in methods}
-    assert told == {(method, path) for method, path, _ in ASKED + ADMINISTERED} | {
-        ("post", "/v1/responses/{id}/cancel")
+async def test_every_route_of_the_gateway_is_in_it_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[web.Application] = []
+
+    def noted(options: EdgeOptions) -> web.Application:
+        made.append(make_app(options))
+        return made[-1]
+
+    monkeypatch.setattr("gateway.app.make_app", noted)
+    async with ScriptedEngine() as engine, gateway_for([engine], tmp_path):
+        routes = {(route.method.lower(), _unnamed(route.resource)) for route in made[0].router.routes()}
+    told = {
+        (method, re.sub(r"{[^}]+}", "{}", path))
+        for path, methods in DOCUMENT["paths"].items()
+        for method in methods
+        if method != "parameters"
     }
+    assert told == {route for route in routes if route[0] != "head"} - {("get", "/console/{}")}  # the page of no page
+
+
+def _unnamed(resource: web.AbstractResource | None) -> str:
+    assert resource is not None
+    return re.sub(r"{[^}]+}", "{}", resource.canonical)
+
+
+async def test_what_stands_in_a_path_is_described(gateway: Client) -> None:
+    for path, methods in DOCUMENT["paths"].items():
+        shared = methods.get("parameters", [])
+        for operation in (told for method, told in methods.items() if method != "parameters"):
+            named = {each["name"] for each in [*shared, *operation["parameters"]] if each["in"] == "path"}
+            assert named == set(re.findall(r"{([^}]+)}", path)), path

@@ -295,6 +295,34 @@ async def test_kept_responses_are_their_tenants_and_can_be_deleted(
         await gpt.responses.retrieve(unkept.id)
 
 
+async def test_kept_items_come_in_pages_the_newest_first(engine: ScriptedEngine, gpt: AsyncOpenAI) -> None:
+    words: list[Any] = [{"role": "user", "content": f"word {n}"} for n in range(25)]
+    made = await gpt.responses.create(model="m", input=words)
+    listed = gpt.responses.input_items.list
+    newest = await listed(made.id)
+    assert [item.content for item in newest.data] == [f"word {n}" for n in range(24, 4, -1)]  # type: ignore[union-attr]
+    assert [item.content async for item in listed(made.id)] == [  # type: ignore[union-attr]
+        f"word {n}" for n in range(24, -1, -1)
+    ]
+    oldest = await listed(made.id, order="asc", limit=2)
+    rest = await listed(made.id, order="asc", limit=100, after=str(oldest.data[-1].id))
+    assert [item.content for item in [*oldest.data, *rest.data]] == [  # type: ignore[union-attr]
+        f"word {n}" for n in range(25)
+    ]
+    wrong: list[Any] = [{"limit": 0}, {"limit": 101}, {"order": "any"}, {"after": "nothing"}]
+    for query in wrong:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await listed(made.id, **query)
+        assert caught.value.param in query
+
+
+async def test_events_of_a_kept_response_cannot_be_had_again(engine: ScriptedEngine, gpt: AsyncOpenAI) -> None:
+    made = await gpt.responses.create(model="m", input="hi")
+    with pytest.raises(openai.BadRequestError) as caught:
+        await gpt.responses.retrieve(made.id, stream=True)
+    assert caught.value.param == "stream"
+
+
 async def test_items_can_be_referred_to(engine: ScriptedEngine, gpt: AsyncOpenAI) -> None:
     engine.script = Script(body=whole(THOUGHT_AND_TWO_CALLS_WHOLE, "tool_calls"))
     made = await gpt.responses.create(model="m", input="hi", tools=TOOLS)

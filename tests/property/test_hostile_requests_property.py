@@ -11,12 +11,19 @@ from hypothesis import strategies as st
 
 from engine_adapter.messages import check_messages, check_tools
 from engine_adapter.prompt_errors import PromptError
+from gateway.diagnosis.compare import compare
+from gateway.diagnosis.digests import system_digest
+from gateway.diagnosis.sections import keep
 from gateway.errors import BadRequest
 from gateway.protocols.anthropic.protocol import MESSAGES
 from gateway.protocols.base import Ask, EndpointProtocol, scan_body
 from gateway.protocols.embeddings import EMBEDDINGS
+from gateway.protocols.form import scan_text
 from gateway.protocols.openai import CHAT, COMPLETIONS
 from gateway.protocols.responses.protocol import Responses
+from gateway.repair.apply import repair
+from gateway.repair.policies import POLICIES
+from tracing.detail import Comparison
 from tracing.messages import message_chain, new_tool_result_ids, tool_result_ids
 
 RESPONSES = Responses(None)  # type: ignore[arg-type]  # what nothing refers to needs no store
@@ -64,3 +71,28 @@ def test_any_json_is_read_or_refused(protocol: EndpointProtocol, body: dict[str,
     except PromptError:
         pass
     assert json.loads(ask.body)["model"] == "m"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.endpoint)
+@settings(max_examples=40)
+@given(former=_body, latter=_body, answer=_message)
+def test_any_two_requests_can_be_held_against_each_other(
+    protocol: EndpointProtocol, former: dict[str, Any], latter: dict[str, Any], answer: dict[str, Any]
+) -> None:
+    kept = []
+    for body in (former, {**latter, "messages": [*_listed(former), answer, *_listed(latter)]}):
+        try:
+            ask = protocol.read(scan_body(json.dumps({"model": "m", **body}).encode()), None)
+        except BadRequest:
+            return
+        kept.append(keep("r", ask, answer))
+    comparison, change = compare(kept[0], kept[1], shows_words=True)
+    assert (change is None) == (comparison is not Comparison.CHANGED)
+    system_digest(kept[1], {**latter})
+    for held in kept:
+        repair(scan_text(held.text), tuple(POLICIES))
+
+
+def _listed(body: dict[str, Any]) -> list[Any]:
+    messages = body.get("messages")
+    return messages if isinstance(messages, list) else []

@@ -11,6 +11,7 @@ from gateway.access.roles import ALL_RIGHTS, Right
 from gateway.console.routes import Console
 from gateway.console.sources import Sources
 from gateway.console.visitor import Visitor
+from gateway.http import errors_in_shape
 from tracing.store import TraceStore
 
 
@@ -25,7 +26,7 @@ def console_app(traces: TraceStore, who: Visitor | None = None, **sources: objec
     seen_by = visitor() if who is None else who
     sources.setdefault("visitor_of", lambda _: seen_by)
     console = Console(Sources(traces, **sources))  # type: ignore[arg-type]
-    app = web.Application()
+    app = web.Application(middlewares=[errors_in_shape])
     app.add_routes(console.routes())
 
     async def live(_: web.Application) -> AsyncIterator[None]:

@@ -44,10 +44,11 @@ _READ = frozenset(
 _LEFT_OUT = frozenset(
     {
         "cache_control", "context_management", "service_tier", "inference_geo", "speed", "diagnostics",
-        "user_profile_id", "workspace_id", "betas", "anthropic_beta", "anthropic_version",
+        "user_profile_id", "workspace_id", "betas", "anthropic_beta", "anthropic_version", "compaction",
+        "billing_policy", "fallback_credit_token",
     }
 )  # fmt: skip
-_REFUSED = ("container", "mcp_servers", "fallbacks")
+_REFUSED = ("container", "mcp_servers", "fallbacks", "thread")
 _SAMPLING = ("temperature", "top_p")
 _THINKING = frozenset({"thinking", "redacted_thinking"})
 

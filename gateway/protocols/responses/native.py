@@ -16,13 +16,12 @@ from gateway.protocols.sse import data_of, named_event
 
 Json = Mapping[str, object]
 
-_OUTPUT = frozenset(
-    {
-        "response.output_text.delta", "response.refusal.delta", "response.reasoning_text.delta",
-        "response.reasoning_summary_text.delta", "response.function_call_arguments.delta",
-    }
+_OUTPUT = (
+    "response.output_text.delta", "response.refusal.delta", "response.reasoning_text.delta",
+    "response.reasoning_summary_text.delta", "response.function_call_arguments.delta",
 )  # fmt: skip
-_ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+_ENDS = ("response.completed", "response.incomplete", "response.failed")
+"""No sets: an engine's event may have anything that JSON has for a type."""
 
 
 class NativeResponseReader:

@@ -16,6 +16,7 @@ from gateway.protocols.form import Form, scan_text
 from gateway.protocols.openai_errors import OpenAIShape
 from gateway.protocols.responses.answer import Echo
 from gateway.protocols.responses.items import input_items, references, resolved
+from gateway.protocols.responses.listing import page_of
 from gateway.protocols.responses.native import NativeResponseReader
 from gateway.protocols.responses.request import read_dialog
 from gateway.protocols.responses.store import ResponseStore, Stored
@@ -23,6 +24,7 @@ from gateway.protocols.responses.stream import ResponseWriter
 from gateway.protocols.translated import TranslatedReader
 
 Json = dict[str, object]
+Query = Mapping[str, str]
 
 _CHAT_NAMES: Mapping[str, str] = {
     "messages": "input",
@@ -132,23 +134,24 @@ class Responses(OpenAIShape):
 
     # ---- responses that are kept
 
-    async def get(self, tenant: str, response_id: str) -> Json:
-        """Return a kept response. Raises ``NotFound``."""
-        return (await self._kept(tenant, response_id)).response
+    async def get(self, tenant: str, response_id: str, query: Query) -> Json:
+        """Return a kept response. Raises ``NotFound``, and ``BadRequest`` where its events are wanted again."""
+        stored = await self._kept(tenant, response_id)
+        if query.get("stream") in ("true", "1"):
+            raise BadRequest("only responses that run in the background can be streamed again", param="stream")
+        return stored.response
 
-    async def items(self, tenant: str, response_id: str) -> Json:
-        """Return the items that a kept response was asked with, in one page. Raises ``NotFound``."""
-        items = (await self._kept(tenant, response_id)).input
-        ends = {"first_id": items[0]["id"] if items else None, "last_id": items[-1]["id"] if items else None}
-        return {"object": "list", "data": list(items), "has_more": False, **ends}
+    async def items(self, tenant: str, response_id: str, query: Query) -> Json:
+        """Return a page of the items that a kept response was asked with. Raises ``NotFound``, ``BadRequest``."""
+        return page_of((await self._kept(tenant, response_id)).input, query)
 
-    async def delete(self, tenant: str, response_id: str) -> Json:
+    async def delete(self, tenant: str, response_id: str, query: Query) -> Json:
         """Forget a kept response. Raises ``NotFound``."""
         if not await self._store.delete(tenant, response_id):
             raise _missing(response_id)
         return {"id": response_id, "object": "response", "deleted": True}
 
-    async def cancel(self, tenant: str, response_id: str) -> Json:
+    async def cancel(self, tenant: str, response_id: str, query: Query) -> Json:
         """Refuse: what is kept has ended, and what runs ends when its client leaves. Raises ``GatewayError``."""
         await self._kept(tenant, response_id)
         raise BadRequest("only responses that run in the background can be cancelled", code="not_cancellable")

@@ -26,7 +26,7 @@ _LEFT_OUT = frozenset(
     {
         "store", "metadata", "include", "service_tier", "safety_identifier", "prompt_cache_key", "truncation",
         "prompt_cache_retention", "prompt_cache_options", "max_tool_calls", "stream_options", "context_management",
-        "client_metadata", "access_programs", "moderation", "image",
+        "client_metadata", "background_options", "access_programs", "moderation", "image",
     }
 )  # fmt: skip
 _REFUSED = ("background", "conversation", "prompt")

@@ -97,3 +97,22 @@ async def test_a_visitor_of_costs_is_led_to_them(traces: TraceStore) -> None:
         assert answer.url.path == "/console/cost"
         for page in ("live?view=run&run=x", "prefixes", "breaks", "what-if?window=1h"):
             assert (await client.get(f"/console/{page}")).status == 403, page
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("multipart/form-data", b"word=word&id=a&role=user"),  # no boundary
+        ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="id"\r\n\r\na\r\n--x--\r\n'),
+        ("application/json", b'{"id":"a"}'),
+        ("application/x-www-form-urlencoded; charset=wizard", b"word=word&id=\xff&role=user"),
+        ("application/x-www-form-urlencoded", b"&".join([b"role=user"] * 1000)),
+        ("\xff/;;=", b"word=word"),
+    ],
+)
+async def test_what_no_browser_sends_from_our_page_is_refused(
+    client: TestClient, keys: AccessStore, kind: str, body: bytes
+) -> None:
+    answer = await client.post("/console/keys", data=body, headers={"content-type": kind})
+    assert answer.status == 400
+    assert keys.keys() == []

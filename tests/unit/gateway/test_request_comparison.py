@@ -162,3 +162,23 @@ def test_a_history_that_only_grows_is_appended_and_any_prefix_of_it_shortened(
     assert compare(part, whole, shows_words=False) == (Comparison.APPENDED, None)
     back = compare(whole, part, shows_words=False)
     assert back == ((Comparison.SHORTENED if cut < len(history) else Comparison.APPENDED), None)
+
+
+def test_many_tools_are_each_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = [{"type": "function", "function": {"name": f"f{n}", "parameters": {}}} for n in range(500)]
+    weighed: list[object] = []
+
+    def counted(value: object) -> int:
+        weighed.append(value)
+        return len(json.dumps(value))
+
+    monkeypatch.setattr("gateway.diagnosis.compare.weight", counted)
+    added = {"type": "function", "function": {"name": "last"}}
+    comparison, change = compare(
+        kept({**chat(), "tools": tools}), kept({**chat(), "tools": [*tools, added]}), shows_words=False
+    )
+    assert comparison is Comparison.CHANGED
+    assert change is not None
+    assert (change.kind, change.path) == (BreakKind.TOOLS_CHANGED, "tools[500]")
+    assert change.kept_chars == sum(len(json.dumps(tool)) for tool in tools)
+    assert len(weighed) < 3 * len(tools)

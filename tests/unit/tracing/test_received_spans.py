@@ -88,10 +88,32 @@ def test_what_is_malformed_is_left_out_and_counted(changes: dict[str, Any]) -> N
     assert read_json(json.dumps(export(**changes)).encode(), ContentPolicy.FULL) == ([], 1)
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"{", b"\xff", b'{"resourceSpans": 3}'])
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b'{"resourceSpans": 3}', b'{"resourceSpans": null}'])
 def test_what_is_no_export_is_refused(body: bytes) -> None:
     with pytest.raises(UnreadableSpans):
         read_json(body, ContentPolicy.OFF)
+
+
+def test_an_export_of_nothing_is_none_to_refuse() -> None:
+    assert read_json(b"{}", ContentPolicy.OFF) == read_protobuf(b"", ContentPolicy.OFF) == ([], 0)
+
+
+@pytest.mark.parametrize("number", ["²", "--5", "", "5" * 40, "1e3", True])
+def test_an_attribute_that_is_no_whole_number_is_left_out(number: object) -> None:
+    odd = [{"key": "n", "value": {"intValue": number}}, {"key": "m", "value": {"intValue": "-7"}}]
+    (span,), _ = read_json(json.dumps(export(attributes=odd)).encode(), ContentPolicy.FULL)
+    assert span.attributes == {"m": -7}
+
+
+def test_an_attribute_that_is_too_deep_to_write_down_is_left_out() -> None:
+    for depth in range(900, 1000):
+        deep = f'{{"key":"k","value":{{"arrayValue":{"[" * depth}{"]" * depth}}}}}'
+        body = json.dumps(export(attributes=["here"])).replace('"here"', deep)
+        try:
+            assert read_json(body.encode(), ContentPolicy.FULL)[1] == 0
+        except UnreadableSpans:
+            return
+    pytest.fail("nothing was too deep")
 
 
 def test_no_protobuf_is_refused_and_an_odd_id_left_out() -> None:
