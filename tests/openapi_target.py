@@ -2,7 +2,7 @@
 
     python -m tests.openapi_target /tmp/openapi.json --port 9320 &
     pip install schemathesis
-    schemathesis --config-file tests/schemathesis.toml run /tmp/openapi.json --url http://127.0.0.1:9320 --checks all \\
+    schemathesis --config-file tests/schemathesis.toml run /tmp/openapi.json --url http://127.0.0.1:9320 \\
         -H 'x-api-key: sk-schema'
 
 ``--open``: without any key. ``--of URL``: no gateway, but the document of one that runs, for ``--model``.

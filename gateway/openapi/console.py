@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gateway.openapi.operations import ERROR, HTML, JSON, OPEN, PAGED, Content, in_path, in_query, operation
-from gateway.openapi.schemas import OBJECT, STRING, Schema, listed, members
+from gateway.openapi.schemas import EVENT, OBJECT, STRING, Schema, listed, members
 
 _TAG = "console"
 _HTML: Content = {HTML: {"schema": STRING}}
@@ -84,7 +84,7 @@ def _live() -> Schema:
     return operation(
         "What changes of an open page, as server-sent events without an end",
         _TAG,
-        {"200": {"text/event-stream": {"schema": STRING}}},
+        {"200": {"text/event-stream": {"schema": EVENT}}},
         security=PAGED,
         parameters=topics,
         errors={**_ERRORS, "text/plain": {"schema": STRING}},

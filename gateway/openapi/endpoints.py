@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gateway.openapi.operations import JSON, in_header, in_path, in_query, json_of, operation
-from gateway.openapi.schemas import OBJECT, STRING, TEXT, Schema
+from gateway.openapi.schemas import EVENT, OBJECT, STRING, TEXT, Schema
 
 _OPENAI, _ANTHROPIC, _TOKENS, _TRACING = "OpenAI", "Anthropic", "tokens", "tracing"
-_EVENTS: Schema = {"schema": STRING}  # server-sent events of the protocol
+_EVENTS: Schema = {"schema": EVENT}
 
 _TOLD: Final[Mapping[str, Schema]] = {
     "x-keepwarm-request-id": {"description": "The request's id, as in bill and trace.", "schema": STRING},
@@ -32,7 +32,7 @@ _SAID: Final[Sequence[Schema]] = (
         {"type": "string", "pattern": r"^([0-9]{1,9}|0?\.[0-9]{1,6}|[0-9]{1,2}(\.[0-9]{1,4})?%)$"},
         "How much of the prompt must be cached, in tokens or as a share: else the answer is 412.",
     ),
-    in_header("x-keepwarm-explain", {"enum": ["1"]}, "Tell in x-keepwarm-break what broke the prefix."),
+    in_header("x-keepwarm-explain", STRING, "1: tell in x-keepwarm-break what broke the prefix."),
 )
 _ID = in_path("id")
 
@@ -47,7 +47,7 @@ def endpoint_paths() -> dict[str, dict[str, Schema]]:
         response: {
             "get": operation(
                 "A response that is kept", _OPENAI, {"200": json_of("Response")},
-                parameters=[_ID, in_query("stream", {"enum": ["false"]}, "Its events are not kept.")],
+                parameters=[_ID, in_query("stream", STRING, "Refused where it is true: events are not kept.")],
             ),
             "delete": operation("Forget a response", _OPENAI, {"200": json_of("DeletedResponse")}, parameters=[_ID]),
         },

@@ -52,6 +52,8 @@ def constant(value: str) -> Schema:
     return {"type": "string", "const": value}
 
 
+EVENT: Schema = members({"data": STRING}, {"event": STRING}, description="A server-sent event of the protocol.")
+
 _STREAMED: Mapping[str, Schema] = {"stream": FLAG, "cache_salt": {"type": ["string", "null"]}}
 _OPENAI_STREAMED: Mapping[str, Schema] = {**_STREAMED, "stream_options": {"type": ["object", "null"]}}
 _ENGINE_JUDGES = "Everything that is not described passes to the engine as it is, and the engine judges it."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, NotFound
 
 Json = Mapping[str, object]
 
@@ -14,7 +14,9 @@ MOST: Final = 100
 
 
 def page_of(items: Sequence[Json], query: Mapping[str, str]) -> dict[str, object]:
-    """Return a page of items that all have ids, the newest first unless the query says ``asc``. Raises ``BadRequest``.
+    """Return a page of items that all have ids, the newest first unless the query says ``asc``.
+
+    Raises ``BadRequest``, and ``NotFound`` for an item to go on behind that is not there.
 
     Source: OpenAI's API reference, list input items.
     """
@@ -25,7 +27,7 @@ def page_of(items: Sequence[Json], query: Mapping[str, str]) -> dict[str, object
     if after is not None:
         place = next((at for at, item in enumerate(ordered) if item["id"] == after), None)
         if place is None:
-            raise BadRequest("'after' must be the id of an item", param="after")
+            raise NotFound("'after' is not the id of an item of this response", param="after")
         ordered = ordered[place + 1 :]
     shown = ordered[: USUAL if limit is None else _limit_of(limit)]
     ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
