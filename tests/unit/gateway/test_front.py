@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.errors import BodyTooSlow
 from gateway.front import Front, FrontReply, Headers, read_head
 from gateway.relay import ClientGone
 
@@ -146,6 +147,19 @@ async def test_an_unread_body_does_not_lose_the_answer_nor_the_connection() -> N
             assert await reader.readexactly(2) == b"no"
             writer.write(b"x" * (1 << 20))
             await writer.drain()
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    async def wait(headers: Headers, read_body: Callable[[], Awaitable[bytes]], reply: FrontReply) -> None:
+        try:
+            await read_body()
+        except BodyTooSlow as error:
+            await reply.send(error.status, {}, error.code.encode())
+
+    async with connected(front_of(wait, body_timeout_s=0.1)) as (reader, writer):
+        writer.write(HEAD % 9 + b"half")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+        assert await reader.readexactly(12) == b"body_timeout"
 
 
 async def test_a_client_that_leaves_ends_its_request() -> None:
