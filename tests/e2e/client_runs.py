@@ -54,8 +54,9 @@ def main(argv: Sequence[str]) -> int:
     store = TraceStore(args.store, read_only=True)
     labels: dict[str, Runs] = {}
     for record in store.records():
-        run_id = record.link.run_id if record.link is not None else ""
-        labels.setdefault(record.labels.get("agent", "-"), {}).setdefault(run_id, []).append(record)
+        if record.link is not None:  # what was refused before it was read belongs to no run
+            run_id = record.link.run_id
+            labels.setdefault(record.labels.get("agent", "-"), {}).setdefault(run_id, []).append(record)
     store.close()
     wrong = 0
     for label, runs in sorted(labels.items()):

@@ -23,6 +23,8 @@ COVERED: Mapping[str, Sequence[str]] = {
     "R04": (  # clients that do not read
         "tests/unit/gateway/test_relay.py::test_a_client_that_takes_nothing_is_given_up",
         "tests/unit/gateway/test_relay.py::test_one_event_is_bounded",
+        "tests/integration/test_idle_connections.py::test_who_says_nothing_more_is_hung_up_on",
+        "tests/unit/gateway/test_bodies.py::test_any_other_is_refused_by_name",
     ),
     "R05": (  # heartbeats
         "tests/unit/gateway/test_relay.py::test_comments_go_through_and_heartbeats_fill_silence",
@@ -40,6 +42,9 @@ COVERED: Mapping[str, Sequence[str]] = {
         "tests/fault/test_failover_policy.py::test_b065_client_errors_open_no_breaker",
         "tests/integration/test_openapi_document.py::test_answers_and_errors_are_what_it_says",
         "tests/property/test_hostile_requests_property.py::test_any_json_is_read_or_refused",
+        "tests/integration/test_hostile_bodies.py::test_r07_what_agents_send",
+        "tests/integration/test_errors_for_official_clients.py::test_what_the_gateway_refuses",
+        "tests/integration/test_errors_for_official_clients.py::test_what_the_engine_refuses_or_fails_at",
     ),
     "R08": (  # secrets
         "tests/requirements/test_r08_secrets_stay_here.py::test_a_secret_is_said_nowhere",
