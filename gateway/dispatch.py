@@ -19,7 +19,7 @@ from gateway.models import ModelOptions
 from gateway.policy.load import Load
 from gateway.policy.places import Places
 from gateway.prompt_job import Prompt
-from gateway.prompt_rules import PromptRules, rules_for
+from gateway.prompt_rules import PromptRules, kind_of, rules_for
 from gateway.protocols.base import Ask
 from gateway.residency import Watch, watch_events, watch_prediction
 from gateway.routing import (
@@ -92,6 +92,7 @@ class Dispatcher:
         self._fleet, self._index, self._policy, self._later, self._shared = fleet, index, policy, later, shared
         self._chance, self._through = random.Random(seed), through
         self.places = Places()
+        self._kinds: dict[str, tuple[Sequence[Instance], Sequence[Instance]]] = {}  # by model: of whom, one of each
         self._survey = Survey(fleet, index, self.places)
 
     def block_sizes(self, model: str) -> Set[int]:
@@ -104,12 +105,12 @@ class Dispatcher:
 
     def salt_of(self, model: str, salt: str | None) -> str | None:
         """Return the salt that its instances' caches are kept apart by: none, where no engine of them knows salts."""
-        takes_salt = any(instance.capabilities.salt for instance in self._fleet.serving(model))
+        takes_salt = any(instance.capabilities.salt for instance in self._one_of_each(model))
         return salt if takes_salt else None
 
     def rules(self, options: ModelOptions, ask: Ask) -> PromptRules:
         """Return what becomes of a request's prompt on its way to the instances of its model."""
-        return rules_for(self._fleet.serving(options.name), options, ask)
+        return rules_for(self._one_of_each(options.name), options, ask)
 
     def retry_after_s(self, model: str) -> int:
         """Return after how many seconds a request that nobody takes now may be sent again."""
@@ -117,13 +118,23 @@ class Dispatcher:
 
     def unable(self, model: str, ask: Ask) -> frozenset[str]:
         """Return the instances that cannot answer, whatever their state. Raises the ask's refusal where all cannot."""
-        if ask.refusal is None:
+        if ask.refusal is None or all(instance.speaks(ask.endpoint) for instance in self._one_of_each(model)):
             return frozenset()
         instances = self._fleet.serving(model)
         unable = frozenset(instance.id for instance in instances if not instance.speaks(ask.endpoint))
         if instances and len(unable) == len(instances):
             raise ask.refusal
         return unable
+
+    def _one_of_each(self, model: str) -> Sequence[Instance]:
+        """Return an instance of each kind that serves the model: what one of a kind can do, all can. O(1) mostly."""
+        serving = self._fleet.serving(model)
+        of_whom, found = self._kinds.get(model, ((), ()))
+        if of_whom is not serving:
+            found = list({kind_of(instance): instance for instance in serving}.values())
+            if serving:
+                self._kinds[model] = serving, found
+        return found
 
     def without(self, model: str, can: Callable[[Instance], bool]) -> frozenset[str]:
         """Return the instances that cannot do what is asked of them."""

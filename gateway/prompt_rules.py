@@ -5,7 +5,7 @@ A prompt is made once, before an instance is chosen, so only what all of them ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -42,6 +42,11 @@ class PromptRules:
     """As the engines' chat template is given them."""
     are_alike: bool = True
     """All engines make the same prompt of the request."""
+
+
+def kind_of(instance: Instance) -> Hashable:
+    """Return what all is the same of two instances of which the same rules hold for every request."""
+    return _kind(instance), instance.capabilities, instance.spec.speaks
 
 
 def rules_for(instances: Sequence[Instance], options: ModelOptions, ask: Ask) -> PromptRules:

@@ -14,7 +14,7 @@ from engine_adapter.openai_compatible import OpenAICompatible
 from engine_adapter.sglang import Sglang
 from gateway.fleet import Instance, InstanceSpec
 from gateway.models import ModelOptions, SpecialTokens
-from gateway.prompt_rules import PromptRules, rules_for
+from gateway.prompt_rules import PromptRules, kind_of, rules_for
 from gateway.protocols.openai import read_ask
 from gateway.routing import Rates
 
@@ -29,7 +29,10 @@ def rules(*engines: tuple[EngineAdapter, str | None], options: ModelOptions = MO
         instance.facts = InstanceFacts(models=("m",), version=version)
         instances.append(instance)
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": TOOLS, **more}
-    return rules_for(instances, options, read_ask(json.dumps(body).encode(), "chat"))
+    ask = read_ask(json.dumps(body).encode(), "chat")
+    found = rules_for(instances, options, ask)
+    assert rules_for(list({kind_of(instance): instance for instance in instances}.values()), options, ask) == found
+    return found
 
 
 def names(tools: Any) -> list[str]:
