@@ -205,17 +205,22 @@ class RadixIndex:
     def reserve(self, instance: str, hashes: Hashes) -> int:
         """See ``PrefixIndex.reserve``."""
         column, blocks = self._known(instance).column, _array(hashes)[: self._blocks.longest_chain].copy()
+        before = len(self._blocks.table)
         rows = self._blocks.upsert(blocks, 0)
-        repeated = blocks[self._blocks.has(rows, column, PENDING_BIT)]
+        if len(self._blocks.table) - before < len(blocks):  # else all are new, as mostly
+            self._reserve_again(column, blocks[self._blocks.has(rows, column, PENDING_BIT)])
+        self._blocks.change(rows, column, PENDING_BIT, add=True)
+        self._tickets += 1
+        self._reservations[self._tickets] = (instance, blocks)
+        return self._tickets
+
+    def _reserve_again(self, column: int, repeated: HashArray) -> None:
+        """Count what is reserved there already once more."""
         if len(repeated):
             further = self._further.get(column)
             if further is None:
                 further = self._further[column] = FurtherReservations(compiled=self._is_compiled)
             further.add(_distinct(repeated))
-        self._blocks.change(rows, column, PENDING_BIT, add=True)
-        self._tickets += 1
-        self._reservations[self._tickets] = (instance, blocks)
-        return self._tickets
 
     def release(self, ticket: int) -> None:
         """See ``PrefixIndex.release``."""
