@@ -55,6 +55,8 @@ def _listed(text: str) -> list[dict[str, str]]:
     """Turn what Gemini's API lists into the table's names."""
     try:
         content = json.loads(text)
+        if isinstance(content, dict) and content.get("nextPageToken"):  # the rest of it would be stored free of charge
+            raise StorageError("the list goes on at its nextPageToken: put the entries of all pages into one array")
         listed = content["cachedContents"] if isinstance(content, dict) and content else content  # {}: there are none
         return [
             {

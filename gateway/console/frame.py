@@ -67,6 +67,11 @@ def query_href(address: str, **values: object) -> str:
     return f"{address}?{urlencode(said)}" if said else address
 
 
+def of(noun: str, shown: object) -> str:
+    """Put a noun whose plural ends in an s behind its number as it is shown: ``1 step``, ``1,000 steps``."""
+    return f"{shown} {noun}" if str(shown) == "1" else f"{shown} {noun}s"
+
+
 @cache
 def environment() -> Environment:
     """The templates."""
@@ -78,5 +83,11 @@ def environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,  # they are packaged: to look whether they changed, for each piece of a page, costs more
     )
-    made.globals |= {"asset": asset_href, "run_href": run_href, "request_href": request_href, "query_href": query_href}
+    made.globals |= {
+        "asset": asset_href,
+        "run_href": run_href,
+        "request_href": request_href,
+        "query_href": query_href,
+        "of": of,
+    }
     return made

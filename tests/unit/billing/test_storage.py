@@ -282,6 +282,7 @@ class TestLeases:
              ' "usageMetadata": {"totalTokenCount": 5}}]', "cached prompt 1 .*its id"),
             ("[" * 100_000, "no list of cached contents"),
             ('{"cached": []}', "no list of cached contents"),
+            ('{"cachedContents": [], "nextPageToken": "more"}', "nextPageToken"),
             ('[{"name": "c"}]', "no list of cached contents"),
             ("{", "no list of cached contents"),
         ],

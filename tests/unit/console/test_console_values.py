@@ -15,7 +15,7 @@ from gateway.access.roles import Right
 from gateway.console.answers import nano_units, percentage
 from gateway.console.exports import export
 from gateway.console.first_token import first_token_parts
-from gateway.console.frame import PLACES, render
+from gateway.console.frame import PLACES, of, render
 from gateway.console.prefix_map import branches, prefix_map
 from gateway.console.provenance import Writers, writers_of
 from gateway.console.run_views import MAX_COLUMNS, called_tree, columns
@@ -245,3 +245,9 @@ def test_a_record_s_outline_survives_its_encoding() -> None:
     record = agent_run()[4]
     again = msgspec.json.decode(msgspec.json.encode(record), type=RequestRecord)
     assert step_outline(again) == step_outline(record)
+
+
+def test_one_is_not_many() -> None:
+    assert [of("step", number) for number in (0, 1, "1", 2, "1,000")] == [
+        "0 steps", "1 step", "1 step", "2 steps", "1,000 steps",
+    ]  # fmt: skip
