@@ -185,8 +185,8 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Return what ``obj.attribute`` means in a template."""
-        if type(obj) is dict and attribute in obj and attribute not in _ATTRIBUTES_OF_OBJECTS:
-            return obj[attribute]
+        if type(obj) is dict and attribute not in _ATTRIBUTES_OF_OBJECTS:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
 
