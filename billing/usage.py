@@ -243,6 +243,7 @@ def anthropic_usage(usage: Json | None) -> UsageReading:
         output=counts.read(usage, "output_tokens"),
         cached=read,
         writes=writes,
+        reasoning=counts.read(_object(usage, "output_tokens_details"), "thinking_tokens"),
         tool_uses=_tool_uses(counts, usage),
     )
 

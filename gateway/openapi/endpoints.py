@@ -21,7 +21,7 @@ _TOLD: Final[Mapping[str, Schema]] = {
     "x-keepwarm-cost": {"description": "What a whole answer cost, if shown: amount;currency.", "schema": STRING},
     "x-keepwarm-break": {"description": "What broke the prefix, if that was asked for.", "schema": STRING},
 }
-_WORD: Schema = {"type": "string", "maxLength": 128}
+_WORD: Schema = {"type": "string", "maxLength": 128, "pattern": "^[ -~]*$"}
 _SAID: Final[Sequence[Schema]] = (
     in_header("x-keepwarm-run", _WORD, "The agent run that this is a step of."),
     in_header("x-keepwarm-step-name", STRING, "A label of the step, for trace and bill."),

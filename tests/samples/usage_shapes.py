@@ -139,12 +139,16 @@ def _messages(c: Counts) -> dict[str, object]:
     }
 
 
+def _told_output(c: Counts) -> dict[str, object]:
+    return {"output_tokens": c["output"], "output_tokens_details": {"thinking_tokens": c["reasoning"]}}
+
+
 def _anthropic(c: Counts) -> UsageReading:
-    return anthropic_usage(_messages(c) | {"output_tokens": c["output"]})
+    return anthropic_usage(_messages(c) | _told_output(c))
 
 
 def _anthropic_stream(c: Counts) -> UsageReading:
-    return anthropic_stream_usage(_messages(c) | {"output_tokens": 1}, {"output_tokens": c["output"]})
+    return anthropic_stream_usage(_messages(c) | {"output_tokens": 1}, _told_output(c))
 
 
 def _anthropic_late(c: Counts) -> UsageReading:

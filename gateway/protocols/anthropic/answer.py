@@ -102,6 +102,7 @@ def usage_of(usage: Usage | None) -> Json:
             "ephemeral_1h_input_tokens": usage.write_1h_tokens,
         },
         "output_tokens": usage.output_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
     }
 
 

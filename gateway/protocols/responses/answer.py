@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -69,6 +70,7 @@ def response(echo: Echo, status: str, output: Sequence[Json] = (), usage: Usage 
         "id": echo.response_id,
         "object": "response",
         "created_at": answering.created_s,
+        "completed_at": None,
         "status": status,
         "error": None,
         "incomplete_details": None,
@@ -86,7 +88,8 @@ def finished(echo: Echo, blocks: Sequence[Block], finish: Finish, usage: Usage |
     status = "completed" if reason is None else "incomplete"
     output = [item(echo, block, index, _status(block, index, blocks, reason)) for index, block in enumerate(blocks)]
     details = None if reason is None else {"reason": reason}
-    return response(echo, status, output, usage, incomplete_details=details)
+    ended = {"completed_at": max(int(time.time()), echo.answering.created_s)} if reason is None else {}
+    return response(echo, status, output, usage, incomplete_details=details, **ended)
 
 
 def _status(block: Block, index: int, blocks: Sequence[Block], reason: str | None) -> str:

@@ -261,6 +261,14 @@ class TestAnthropic:
         reading = anthropic_usage({"input_tokens": 3_602, "cache_read_input_tokens": 3_604, "output_tokens": 1})
         assert (reading.usage.fresh_tokens, reading.usage.hit_tokens, reading.problems) == (3_602, 3_604, ())
 
+    def test_thinking_lies_inside_the_output(self) -> None:
+        told = {"output_tokens": 550, "output_tokens_details": {"thinking_tokens": 200}}
+        for usage in (
+            anthropic_usage({"input_tokens": 3, **told}).usage,
+            anthropic_stream_usage({"input_tokens": 3, "output_tokens": 1}, told).usage,
+        ):
+            assert (usage.output_tokens, usage.reasoning_tokens) == (550, 200)
+
     def test_stream_takes_the_input_from_the_start_and_the_output_from_the_delta(self) -> None:
         start = {"input_tokens": 6, "cache_creation_input_tokens": 159_217, "output_tokens": 1}
         usage = anthropic_stream_usage(start, {"output_tokens": 2_745}).usage
