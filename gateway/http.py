@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+import msgspec
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
@@ -175,14 +176,14 @@ class Edge:
     def _told(self, answer: Callable[[bytes, Caller], Awaitable[dict[str, object]]]) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             caller = self._keys.authenticate(request.headers)
-            return web.json_response(await answer(await self._read(request), caller))
+            return _json(await answer(await self._read(request), caller))
 
         return handle
 
     def _about(self, answer: Callable[[str, str, Mapping[str, str]], Awaitable[dict[str, object]]]) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             tenant = self._keys.authenticate(request.headers).identity.tenant
-            return web.json_response(await answer(tenant, request.match_info["id"], request.query))
+            return _json(await answer(tenant, request.match_info["id"], request.query))
 
         return handle
 
@@ -218,6 +219,10 @@ def _is_anthropic(request: web.Request) -> bool:
     """Tell whether the client speaks Anthropic's API: by the path, or by the header that such clients always send."""
     _, path = paths.split(request.path)
     return path == "/messages" or path.startswith("/messages/") or "anthropic-version" in request.headers
+
+
+def _json(value: dict[str, object]) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json", charset="utf-8")
 
 
 @web.middleware

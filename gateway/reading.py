@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from engine_adapter.conversations import Anchors
 from gateway.beginnings import Beginning, BodyMemo, Words, words_of
@@ -11,6 +13,14 @@ from gateway.protocols.base import Ask, EndpointProtocol, Sent, scan_body
 
 LONG_BYTES = 1 << 17
 """More new text than this is read in a thread: it would hold up everybody else."""
+
+
+_Read = TypeVar("_Read")
+
+
+async def read_aside(read: Callable[[bytes], _Read], body: bytes) -> _Read:
+    """Read a body in whichever way, one after which nobody has to wait: a long one in a thread."""
+    return await asyncio.to_thread(read, body) if len(body) > LONG_BYTES else read(body)
 
 
 @dataclass(frozen=True, slots=True)

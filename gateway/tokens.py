@@ -7,7 +7,8 @@ by; else by an engine that has them. Nothing is computed for them, so they leave
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -23,6 +24,7 @@ from gateway.protocols.anthropic.protocol import MESSAGES
 from gateway.protocols.base import Sent, model_of, objects, scan_body
 from gateway.protocols.dialog import Reading
 from gateway.protocols.openai_errors import engine_words
+from gateway.reading import read_aside
 
 Json = dict[str, object]
 
@@ -40,56 +42,37 @@ class Tokens:
 
     async def tokenize(self, body: bytes, caller: Caller) -> Json:
         """Return ``tokens``, ``count`` and ``max_model_len`` of a ``prompt`` or of ``messages`` (with ``tools``)."""
-        sent = scan_body(body)
-        values = sent.form.values
-        prompt, messages = values.get("prompt"), objects(values.get("messages"))
-        if ("prompt" in values) == ("messages" in values) or not (isinstance(prompt, str) or messages is not None):
-            raise BadRequest("send either a prompt (a string) or messages", param="prompt")
-        text = prompt if isinstance(prompt, str) else ""
-        model = self._models.resolve(model_of(values), caller)
-        asked = Reading(values)
-        strings, specials = asked.flag("return_token_strs"), asked.flag("add_special_tokens")
-        prompts, tools = asked.flag("add_generation_prompt"), [tool.values for tool in asked.objects("tools")]
+        asked = await read_aside(_words, body)
+        model = self._models.resolve(asked.model, caller)
 
         def encode(encoder: PromptEncoder) -> Json:
-            if messages is not None:
-                ids = encoder.encode_chat(
-                    messages,
-                    tools,
-                    add_generation_prompt=prompts is not False,
-                )
-            elif specials is False:
-                ids = encoder.tokenizer.encode(text, add_special_tokens=False).ids
+            if asked.messages is not None:
+                ids = encoder.encode_chat(asked.messages, asked.tools, add_generation_prompt=asked.has_prompt)
+            elif asked.has_specials:
+                ids = encoder.encode_text(asked.text)
             else:
-                ids = encoder.encode_text(text)
+                ids = encoder.tokenizer.encode(asked.text, add_special_tokens=False).ids
             told: Json = {"tokens": ids, "count": len(ids), "max_model_len": self._max_len(model)}
-            return told | ({"token_strs": [encoder.tokenizer.id_to_token(i) for i in ids]} if strings else {})
+            return told | ({"token_strs": [encoder.tokenizer.id_to_token(i) for i in ids]} if asked.strings else {})
 
-        return await self._ours(model, encode) or await self._engines(model, "/tokenize", sent)
+        return await self._ours(model, encode) or await self._engines(model, "/tokenize", asked.sent)
 
     async def detokenize(self, body: bytes, caller: Caller) -> Json:
         """Return the text of ``tokens``, under the names that SGLang and vLLM have for it."""
-        sent = scan_body(body)
-        values = sent.form.values
-        ids = values.get("tokens")
-        if not isinstance(ids, list) or not all(type(i) is int or (type(i) is float and i == i // 1) for i in ids):
-            raise BadRequest("'tokens' must be a list of token ids", param="tokens")
-        ids = [int(i) for i in ids]
-        if not all(0 <= i < 1 << 31 for i in ids):
-            raise BadRequest("a token id must be at least 0 and below 2^31", param="tokens")
-        model, skips = self._models.resolve(model_of(values), caller), Reading(values).flag("skip_special_tokens")
+        asked = await read_aside(_ids, body)
+        model = self._models.resolve(asked.model, caller)
 
         def decode(encoder: PromptEncoder) -> Json:
-            if any(i >= encoder.vocab_size for i in ids):
+            if any(i >= encoder.vocab_size for i in asked.ids):
                 raise PromptError(f"the model has {encoder.vocab_size} tokens", param="tokens")
-            text: str = encoder.tokenizer.decode(ids, skip_special_tokens=skips is True)
+            text: str = encoder.tokenizer.decode(asked.ids, skip_special_tokens=asked.skips)
             return {"text": text, "prompt": text}
 
-        return await self._ours(model, decode) or await self._engines(model, "/detokenize", sent)
+        return await self._ours(model, decode) or await self._engines(model, "/detokenize", asked.sent)
 
     async def count(self, body: bytes, caller: Caller) -> Json:
         """Return how many tokens a Messages request's prompt has. Nothing of it is cached by being counted."""
-        ask = MESSAGES.read(scan_body(body), needs_limit=False)
+        ask = await read_aside(lambda told: MESSAGES.read(scan_body(told), needs_limit=False), body)
         model = self._models.resolve(ask.model, caller)
         if ask.refusal is not None:
             raise ask.refusal
@@ -98,7 +81,7 @@ class Tokens:
         )
         if told is None:
             question: Json = {"model": model, "messages": ask.messages, "tools": ask.tools}
-            told = await self._engines(model, "/tokenize", scan_body(msgspec.json.encode(question)))
+            told = await self._engines(model, "/tokenize", await read_aside(scan_body, msgspec.json.encode(question)))
         if not isinstance(count := told.get("count"), int):
             raise UpstreamUnusable("the engine told no count")
         return {"input_tokens": count}
@@ -144,3 +127,58 @@ class Tokens:
     def _max_len(self, model: str) -> int | None:
         facts = [instance.facts for instance in self._fleet.serving(model)]
         return min((f.max_model_len for f in facts if f is not None and f.max_model_len is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """What is to be made tokens: ``text``, unless there are ``messages``."""
+
+    sent: Sent
+    model: str
+    text: str
+    messages: Sequence[Mapping[str, object]] | None
+    tools: Sequence[Mapping[str, object]]
+    has_specials: bool
+    has_prompt: bool
+    strings: bool
+
+
+def _words(body: bytes) -> _Words:
+    sent = scan_body(body)
+    values = sent.form.values
+    prompt, messages = values.get("prompt"), objects(values.get("messages"))
+    if ("prompt" in values) == ("messages" in values) or not (isinstance(prompt, str) or messages):
+        raise BadRequest("send either a prompt (a string) or messages, at least one", param="prompt")
+    asked = Reading(values)
+    return _Words(
+        sent,
+        model_of(values),
+        prompt if isinstance(prompt, str) else "",
+        messages,
+        [tool.values for tool in asked.objects("tools")],
+        has_specials=asked.flag("add_special_tokens") is not False,
+        has_prompt=asked.flag("add_generation_prompt") is not False,
+        strings=asked.flag("return_token_strs") is True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ids:
+    """What is to be made text."""
+
+    sent: Sent
+    model: str
+    ids: Sequence[int]
+    skips: bool
+
+
+def _ids(body: bytes) -> _Ids:
+    sent = scan_body(body)
+    values = sent.form.values
+    told = values.get("tokens")
+    if not isinstance(told, list) or not all(type(i) is int or (type(i) is float and i == i // 1) for i in told):
+        raise BadRequest("'tokens' must be a list of token ids", param="tokens")
+    ids = [int(i) for i in told]
+    if not all(0 <= i < 1 << 31 for i in ids):
+        raise BadRequest("a token id must be at least 0 and below 2^31", param="tokens")
+    return _Ids(sent, model_of(values), ids, Reading(values).flag("skip_special_tokens") is True)

@@ -25,6 +25,7 @@ from gateway.identity import KeyRing, effective_salt
 from gateway.models import ModelDirectory
 from gateway.prompts import PromptBook
 from gateway.protocols.base import Ask, EndpointProtocol, model_of, scan_body
+from gateway.reading import read_aside
 from tracing.messages import message_chain
 from tracing.record import Decision
 
@@ -60,7 +61,7 @@ class Explainer:
         if protocol is None:
             known = ", ".join(sorted(self._protocols))
             raise BadRequest(f"endpoint must be one of {known}", param="endpoint")
-        sent = scan_body(await whole_body(request, self._body_cap_bytes))
+        sent = await read_aside(scan_body, await whole_body(request, self._body_cap_bytes))
         model = self._models.resolve(model_of(sent.form.values), caller)
         past = await protocol.past(sent.form, caller.identity.tenant)
         ask = await asyncio.to_thread(protocol.read, sent, past)

@@ -118,7 +118,7 @@ SCHEMAS: Mapping[str, Schema] = {
         {"model": MODEL},
         {
             "prompt": {"type": "string"},
-            "messages": listed(OBJECT),
+            "messages": listed(OBJECT, minItems=1),
             "tools": {"anyOf": [listed(OBJECT), {"type": "null"}]},
             "add_special_tokens": FLAG,
             "add_generation_prompt": FLAG,

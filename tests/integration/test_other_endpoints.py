@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import openai
 import pytest
 import pytest_asyncio
 
+from gateway.protocols.base import Sent, scan_body
+from gateway.reading import LONG_BYTES
 from tests.gateways import Client, gateway_for
 from tests.samples.sdk import anthropic_client, openai_client, strictly
 from tests.scripted_engine import Json, Script, ScriptedEngine, answer
@@ -176,6 +179,38 @@ async def test_the_engine_is_asked_for_tokens_where_there_is_no_tokenizer(
     async with gateway.session.post(f"{gateway.url}/v1/detokenize", json={"model": "m", "tokens": [1]}) as response:
         assert (response.status, (await response.json())["error"]["message"]) == (400, "no such thing")
     assert engine.asked[1].path == "/detokenize"
+
+
+async def test_long_bodies_of_token_endpoints_are_read_beside_the_loop(
+    gateway: Client, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[str] = set()
+
+    def noted(body: bytes) -> Sent:
+        threads.add(threading.current_thread().name)
+        return scan_body(body)
+
+    monkeypatch.setattr("gateway.tokens.scan_body", noted)
+    engine.script = Script(body={"tokens": [1], "count": 1, "text": "x"})
+    long: dict[str, Json] = {
+        "/tokenize": {"prompt": "x" * LONG_BYTES},
+        "/detokenize": {"tokens": [1] * LONG_BYTES},
+        "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x" * LONG_BYTES}]},
+    }
+    for path, body in long.items():
+        async with gateway.session.post(f"{gateway.url}{path}", json={"model": "m", **body}) as response:
+            assert response.status == 200
+    assert threads
+    assert threading.main_thread().name not in threads
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"messages": []}, {"prompt": 1}, {"messages": [1]}, {"prompt": "", "messages": []}]
+)
+async def test_tokens_are_of_a_text_or_of_messages(gateway: Client, engine: ScriptedEngine, body: Json) -> None:
+    async with gateway.session.post(f"{gateway.url}/tokenize", json={"model": "m", **body}) as response:
+        assert (response.status, (await response.json())["error"]["param"]) == (400, "prompt")
+    assert engine.asked == []
 
 
 @pytest.mark.parametrize(
