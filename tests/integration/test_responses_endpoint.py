@@ -13,7 +13,7 @@ import pytest_asyncio
 from openai import AsyncOpenAI
 
 from tests.gateways import Client, gateway_for
-from tests.samples.answers import THOUGHT_AND_TWO_CALLS, THOUGHT_AND_TWO_CALLS_WHOLE, streamed, whole
+from tests.samples.answers import THOUGHT_AND_TWO_CALLS, THOUGHT_AND_TWO_CALLS_WHOLE, call_piece, streamed, whole
 from tests.samples.sdk import openai_client, strictly
 from tests.scripted_engine import Json, Script, ScriptedEngine, answer, stream
 from tracing.record import Outcome
@@ -321,6 +321,33 @@ async def test_events_of_a_kept_response_cannot_be_had_again(engine: ScriptedEng
     with pytest.raises(openai.BadRequestError) as caught:
         await gpt.responses.retrieve(made.id, stream=True)
     assert caught.value.param == "stream"
+
+
+async def test_functions_in_a_namespace_are_called_by_their_own_names(engine: ScriptedEngine, gpt: AsyncOpenAI) -> None:
+    inner = {"type": "function", "name": "look_up", "description": "Find one", "parameters": {"type": "object"}}
+    tools: list[Any] = [*TOOLS, {"type": "namespace", "name": "crm", "description": "Customers", "tools": [inner]}]
+    choice: Any = {"type": "function", "name": "look_up", "namespace": "crm"}
+    piece = call_piece(0, id="call_a", name="crm__look_up", arguments="{}")
+    engine.script = Script(body=whole({"tool_calls": piece["tool_calls"]}, "tool_calls"))
+    plain = strictly(await gpt.responses.create(model="m", input="hi", tools=tools, tool_choice=choice))
+    engine.script = Script(events=streamed([piece], "tool_calls"))
+    seen = [event async for event in await gpt.responses.create(model="m", input="hi", tools=tools, stream=True)]
+    for event in seen:
+        strictly(event)
+    asked = engine.asked[0].json
+    assert [tool["function"]["name"] for tool in asked["tools"]] == ["look", "find", "crm__look_up"]
+    assert asked["tool_choice"]["function"]["name"] == "crm__look_up"
+    (call,) = plain.output
+    assert call.type == "function_call"
+    assert (call.name, call.namespace, call.call_id) == ("look_up", "crm", "call_a")
+    items = [event.item for event in seen if event.type == "response.output_item.done"]
+    assert [(item.name, item.namespace) for item in items] == [("look_up", "crm")]  # type: ignore[union-attr]
+    assert [e.name for e in seen if e.type == "response.function_call_arguments.done"] == ["look_up"]
+    engine.script = Script(body=answer("done"))
+    result: list[Any] = [{"type": "function_call_output", "call_id": "call_a", "output": "1"}]
+    await gpt.responses.create(model="m", input=result, previous_response_id=plain.id, tools=tools)
+    (quoted,) = engine.asked[-1].json["messages"][1]["tool_calls"]
+    assert quoted["function"]["name"] == "crm__look_up"
 
 
 async def test_items_can_be_referred_to(engine: ScriptedEngine, gpt: AsyncOpenAI) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gateway.protocols.answer import Block, Kind
 from gateway.protocols.base import Answering
+from gateway.protocols.responses.namespaces import own_names
 from gateway.protocols.translated import Finish
 from tracing.record import Usage
 
@@ -53,6 +54,10 @@ class Echo:
     @property
     def _stem(self) -> str:
         return self.answering.request_id.removeprefix("req-")
+
+    def called(self, block: Block) -> Mapping[str, object]:
+        """Return the name of a called function, and its namespace if it has one."""
+        return own_names(self.values.get("tools"), block.name)
 
     def item_id(self, block: Block, index: int) -> str:
         """Return an output item's id."""
@@ -100,7 +105,7 @@ def item(echo: Echo, block: Block, index: int, status: str = "completed") -> Jso
     """Return a block as an output item."""
     head: Json = {"id": echo.item_id(block, index), "status": status}
     if block.kind is Kind.CALL:
-        called = {"call_id": block.call_id, "name": block.name, "arguments": block.text}
+        called = {"call_id": block.call_id, **echo.called(block), "arguments": block.text}
         return {"type": "function_call", **head, **called}
     if block.kind is Kind.REASONING:
         return {"type": "reasoning", **head, "summary": [], "content": [part(block)]}

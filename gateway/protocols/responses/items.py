@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gateway.protocols.dialog import Answered, Call, File, Image, Json, Part, Reading, Result, Said, Text, Turn
+from gateway.protocols.responses.namespaces import NAMESPACE, whole_name
 
 _ROLES = frozenset({"user", "system", "developer"})
 
@@ -57,7 +58,8 @@ def _turn(item: Reading) -> Turn:
     if kind == "message":
         return _message(item)
     if kind == "function_call":
-        return Answered(calls=(Call(item.text("call_id"), item.text("name"), item.text("arguments")),))
+        name = whole_name(item.maybe_text(NAMESPACE), item.text("name"))
+        return Answered(calls=(Call(item.text("call_id"), name, item.text("arguments")),))
     if kind == "function_call_output":
         return Result(item.text("call_id"), _parts(item, "output"))
     if kind == "reasoning":

@@ -1,20 +1,21 @@
 """A Responses request as a dialog.
 
-Read and understood: input items of every kind that chat completions have a word for, instructions, function tools,
-structured output, reasoning effort, logprobs. Read and left out, since nothing behind the gateway depends on them:
-what concerns the vendor's own storage, caches and tiers. Refused by name: tools that run at the vendor, background
-work, conversations and prompts that are kept there.
+Read and understood: input items of every kind that chat completions have a word for, instructions, function tools (in
+namespaces, too), structured output, reasoning effort, logprobs. Read and left out, since nothing behind the gateway
+depends on them: what concerns the vendor's own storage, caches and tiers. Refused by name: tools that are no functions,
+background work, conversations and prompts that are kept at the vendor.
 
 Source: OpenAI's API reference, Responses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gateway.protocols.base import model_of, stream_of
 from gateway.protocols.dialog import Choice, Dialog, Format, Json, Reading, Said, Text, Tool, Turn, joined
 from gateway.protocols.responses.items import turns_of
+from gateway.protocols.responses.namespaces import NAMESPACE, whole_name
 
 _READ = frozenset(
     {
@@ -52,7 +53,7 @@ def read_dialog(values: Json, items: Sequence[Json]) -> Dialog:
         model=model_of(values),
         turns=joined([*_instructions(request), *turns_of(items)]),
         stream=stream_of(values),
-        tools=tuple(map(_tool, request.objects("tools"))),
+        tools=tuple(_tools(request)),
         choice=_choice(request),
         is_parallel=request.flag("parallel_tool_calls"),
         max_tokens=request.count("max_output_tokens"),
@@ -69,13 +70,21 @@ def _instructions(request: Reading) -> list[Turn]:
     return [Said("system", (Text(told),))] if told else []
 
 
-def _tool(tool: Reading) -> Tool:
+def _tools(request: Reading) -> Iterator[Tool]:
+    for tool in request.objects("tools"):
+        if tool.values.get("type") == NAMESPACE:
+            yield from (_tool(inner, tool.text("name")) for inner in tool.objects("tools"))
+        else:
+            yield _tool(tool)
+
+
+def _tool(tool: Reading, namespace: str | None = None) -> Tool:
     kind = tool.text("type")
     if kind != "function":
-        raise tool.refused("type", f"a tool of type {kind!r} runs at its vendor; engines here can be given functions")
+        raise tool.refused("type", f"engines here can be given functions, and no tool of type {kind!r}")
     parameters = tool.object("parameters")
     return Tool(
-        tool.text("name"),
+        whole_name(namespace, tool.text("name")),
         None if parameters is None else parameters.values,
         tool.maybe_text("description"),
         tool.flag("strict"),
@@ -94,7 +103,7 @@ def _choice(request: Reading) -> Choice | None:
     choice = request.object("tool_choice") or Reading({})
     if choice.text("type") != "function":
         raise choice.refused("type", "only a function can be chosen")
-    return Choice("named", choice.text("name"))
+    return Choice("named", whole_name(choice.maybe_text(NAMESPACE), choice.text("name")))
 
 
 def _format(wanted: Reading | None) -> Format | None:

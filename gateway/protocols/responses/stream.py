@@ -94,7 +94,7 @@ class ResponseWriter:
         if block.kind is Kind.TEXT:
             members["logprobs"] = block.logprobs
         if block.kind is Kind.CALL:
-            members["name"] = block.name
+            members["name"] = self._echo.called(block)["name"]
         out = self._event(name, members)
         if block.kind is not Kind.CALL:
             out += self._event("response.content_part.done", self._in_part(block, part=part(block)))
