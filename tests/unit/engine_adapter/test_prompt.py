@@ -140,7 +140,7 @@ def test_a_second_step_encodes_only_what_is_new(encoder: PromptEncoder) -> None:
     chat: list[dict[str, Any]] = [{"role": "system", "content": "You act."}]
     for step in range(20):
         chat += [{"role": "user", "content": f"question {step}"}, {"role": "assistant", "content": f"answer {step}"}]
-    long = "then " * 20  # short texts are put together from their words instead
+    long = "then " * 2000  # what is new and short is put together from its words instead
     encoder.encode_chat([*chat, {"role": "user", "content": "now"}])
     before = encoder.memo_stats()
     encoder.encode_chat([*chat, {"role": "user", "content": "now"}, {"role": "assistant", "content": long}])
@@ -150,7 +150,7 @@ def test_a_second_step_encodes_only_what_is_new(encoder: PromptEncoder) -> None:
 def test_the_memo_stays_within_its_bytes(model_dir: Path) -> None:
     encoder = PromptEncoder.load(model_dir, memo_bytes=20_000)
     for number in range(200):
-        encoder.encode_chat([{"role": "user", "content": f"{number} " * 50}])
+        encoder.encode_chat([{"role": "user", "content": f"{number} é " * 50}])  # no text that words are known of
     stats = encoder.memo_stats()
     assert 0 < stats.used_bytes <= 20_000
     assert 0 < stats.entries < 200
