@@ -39,6 +39,21 @@ def exact_number(text: str) -> Decimal:
     return value
 
 
+def real_number(least: float, most: float, *, above: bool = False) -> Callable[[str], float]:
+    """Return what reads a number within bounds, for ``type=``; with ``above`` it must be more than the least."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+        if not least <= value <= most or (above and value == least):
+            raise argparse.ArgumentTypeError(f"{text} is not {'above' if above else 'from'} {least:g} to {most:g}")
+        return value
+
+    return read
+
+
 def seconds(text: str) -> float:
     """Read a time above 0 and within a year, for ``type=``."""
     try:

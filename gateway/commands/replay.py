@@ -12,6 +12,7 @@ from pathlib import Path
 
 from billing.errors import BillingError
 from billing.prices import PriceBook
+from gateway.commands.arguments import real_number, seconds, whole_number
 from gateway.commands.report import parse_moment
 from gateway.replay.errors import ParameterError, ReplayError
 from gateway.replay.measures import Objectives, Summary, counted, summarize
@@ -25,12 +26,15 @@ from gateway.replay.simulation import FleetOptions, LoadOptions, Simulation, loa
 from gateway.replay.workload import Workload, load_workload
 from gateway.routing import POLICIES
 from kvstore.policies.named import POLICIES as EVICTION_POLICIES
+from radix_index.blocks import MIN_BYTE_BUDGET
 
 DEFAULT_LOAD = 0.6
 DEFAULT_HORIZON_S = 3600.0
 _RAMP_SHARE, _RAMP_LIMIT_S = 0.1, 600.0
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B?")
 _POWERS = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
+_MOST_INSTANCES, _YEAR_S = 4096, 366 * 86_400
+_MAY_BE_NOTHING = {"request_overhead_s", "step_overhead_s", "sequence_overhead_s", "host_tokens", "disk_tokens"}
 _SETTABLE = {field.name for field in fields(EnginePerformance)} - {"name"}
 
 
@@ -42,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON; - is the terminal")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw it")
     fleet = parser.add_argument_group("fleet (sizes: 1.5TB, 300GB, 512MiB; tokens: 1.3M)")
-    fleet.add_argument("--instances", type=int, default=4, metavar="N", help="default: %(default)s")
+    fleet.add_argument(
+        "--instances", type=whole_number(1, _MOST_INSTANCES), default=4, metavar="N", help="default: %(default)s"
+    )
     fleet.add_argument("--model", default="llama8b-h100", choices=sorted(PRESETS), help="default: %(default)s")
     fleet.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", dest="settings",
@@ -61,17 +67,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--learning", type=Learning, default=Learning.EVENTS, choices=list(Learning), metavar="HOW",
         help="events, or predicted (engines that publish none); default: events",
     )  # fmt: skip
-    routing.add_argument("--event-delay", type=float, default=0.05, metavar="S", help="default: %(default)s")
+    routing.add_argument(
+        "--event-delay", type=real_number(0, _YEAR_S), default=0.05, metavar="S", help="default: %(default)s"
+    )
     routing.add_argument("--index-bytes", type=parse_size, default=256 << 20, metavar="SIZE", help="default: 256MiB")
     load = parser.add_argument_group("load")
     how = load.add_mutually_exclusive_group()
-    how.add_argument("--users", type=int, metavar="N", help="closed traces: sessions at a time")
-    how.add_argument("--speed", type=float, metavar="X", help="open traces: faster than recorded")
-    how.add_argument("--load", type=float, metavar="SHARE", help=f"of an ideal fleet's capacity ({DEFAULT_LOAD})")
-    load.add_argument(
-        "--horizon", type=float, metavar="S", help=f"closed traces: ask no longer ({DEFAULT_HORIZON_S:g})"
+    how.add_argument("--users", type=whole_number(1), metavar="N", help="closed traces: sessions at a time")
+    how.add_argument(
+        "--speed", type=real_number(0, 1e9, above=True), metavar="X", help="open traces: faster than recorded"
     )
-    load.add_argument("--think-limit", type=float, default=600.0, metavar="S", help="default: %(default)s")
+    how.add_argument(
+        "--load",
+        type=real_number(0, 1e3, above=True),
+        metavar="SHARE",
+        help=f"of an ideal fleet's capacity ({DEFAULT_LOAD})",
+    )
+    load.add_argument(
+        "--horizon",
+        type=real_number(0, 100 * _YEAR_S),
+        metavar="S",
+        help=f"closed traces: ask no longer ({DEFAULT_HORIZON_S:g})",
+    )
+    load.add_argument(
+        "--think-limit", type=real_number(0, 100 * _YEAR_S), default=600.0, metavar="S", help="default: %(default)s"
+    )
     load.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     store = parser.add_argument_group("page store (no fleet: one store of each size, under each eviction policy)")
     store.add_argument(
@@ -84,12 +104,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     store.add_argument("--store-page", type=parse_size, default=512, metavar="TOKENS", help="default: %(default)s")
     store.add_argument(
-        "--store-sessions", type=int, default=32, metavar="N", help="closed traces: at a time (%(default)s)"
+        "--store-sessions", type=whole_number(1), default=32, metavar="N", help="closed traces: at a time (%(default)s)"
     )
     store.add_argument("--run-ends", action="store_true", help="also with the hint that a session has ended")
     good = parser.add_argument_group("objectives and prices")
-    good.add_argument("--ttft-objective", type=float, default=4.0, metavar="S", help="default: %(default)s")
-    good.add_argument("--tpot-objective", type=float, default=0.1, metavar="S", help="default: %(default)s")
+    good.add_argument("--ttft-objective", type=seconds, default=4.0, metavar="S", help="default: %(default)s")
+    good.add_argument("--tpot-objective", type=seconds, default=0.1, metavar="S", help="default: %(default)s")
     good.add_argument("--prices", metavar="FILE", help="bill it: a price book, or 'default' for the packaged one")
     good.add_argument("--price-model", metavar="NAME", help="the model's name in the price book (default: --model)")
     good.add_argument("--starts-at", metavar="TIME", help="the moment that prices with dates are read at (now)")
@@ -98,9 +118,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do it; return the exit status: 0, or 1 when something is wrong with the trace, a parameter or the price book."""
     try:
+        for path in (args.json, args.picture):
+            if path is not None and (path.is_dir() or not path.parent.is_dir()):  # told before hours of work
+                raise ParameterError(f"{path} cannot be written")
         return _replay(args) if args.store is None else _place(args)
     except (ReplayError, BillingError) as error:
         print(f"keepwarm replay: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:  # of a file that is to be written: one that is read has words of its own
+        print(f"keepwarm replay: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
 
 
@@ -198,6 +224,8 @@ def _fleet(args: argparse.Namespace) -> FleetOptions:
         disk_tokens=_tokens(args.disk_tokens, args.disk_bytes, per_token, performance.disk_tokens),
     )
     pool = _tokens(args.pool_tokens, args.pool_bytes, per_token, 0)
+    if args.index_bytes < MIN_BYTE_BUDGET:
+        raise ParameterError(f"--index-bytes: an index needs {MIN_BYTE_BUDGET:,} at least")
     return FleetOptions(performance, args.instances, pool, args.index_bytes)
 
 
@@ -212,6 +240,8 @@ def _setting(text: str, performance: EnginePerformance) -> tuple[str, float]:
         raise ParameterError(f"--set {name}: {value!r} is no number") from None
     if not 0 <= number < float("inf"):
         raise ParameterError(f"--set {name}: must be a number of at least 0")
+    if not number and name not in _MAY_BE_NOTHING:
+        raise ParameterError(f"--set {name}: must be above 0")
     return name, number
 
 

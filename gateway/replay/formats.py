@@ -90,7 +90,7 @@ def _lines(path: Path) -> Iterator[tuple[int, object]]:
                     yield number, json.loads(line)
     except OSError as error:
         raise TraceError(str(path), number + 1 if number else None, error.strerror or str(error)) from error
-    except (ValueError, EOFError) as error:  # not JSON, not UTF-8, or a gzip file that ends early
+    except (ValueError, EOFError, RecursionError) as error:  # not JSON, not UTF-8, or a gzip file that ends early
         raise TraceError(str(path), max(number, 1), f"not a line of JSON: {error}") from error
 
 

@@ -283,8 +283,12 @@ def test_of_a_single_request_rates_are_by_what_it_took(tmp_path: Path, capsys: p
         (("agents.rst.gz", "--speed", "3"), "closed"),
         (("agents.rst.gz", "--set", "wings=2"), "no such parameter"),
         (("agents.rst.gz", "--set", "layers=x"), "no number"),
+        (("agents.rst.gz", "--set", "chunk_tokens=0"), "above 0"),
+        (("agents.rst.gz", "--set", "flop_per_s=0"), "above 0"),
+        (("agents.rst.gz", "--index-bytes", "1"), "262,144 at least"),
+        (("agents.rst.gz", "--json", "/no/such/folder/x.json"), "cannot be written"),
+        (("agents.rst.gz", "--picture", "/no/such/folder/x.svg"), "cannot be written"),
         (("agents.rst.gz", "--device-tokens", "10"), "no request was served"),
-        (("agents.rst.gz", "--instances", "0"), "above 0"),
         (("nowhere.rst.gz",), "nowhere.rst.gz: No such file"),
         (("agents.rst.gz", "--prices", "nowhere.toml"), "nowhere.toml"),
     ],
@@ -300,6 +304,25 @@ def test_what_makes_no_sense_is_told(words: tuple[str, ...], problem: str, capsy
 )
 def test_sizes_have_units(text: str, size: int) -> None:
     assert replay.parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--instances 100000", "--instances 0", "--event-delay nan", "--event-delay -1", "--speed 0", "--load nan",
+     "--think-limit -1", "--ttft-objective nan", "--users 0", "--store-sessions 0"],
+)  # fmt: skip
+def test_numbers_out_of_bounds_are_refused_by_name(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(capsys, "trace", *words.split())
+    assert ended.value.code == 2
+    assert words.split()[0] in capsys.readouterr().err
+
+
+def test_a_line_that_is_nested_too_deeply_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000 + "\n")
+    status, _, told = run(capsys, str(tmp_path / "deep.jsonl"))
+    assert status == 1
+    assert "line 1" in told
 
 
 def test_a_word_is_no_size() -> None:
