@@ -31,12 +31,12 @@ class _Ground:
     changes: int
     sizes: Mapping[str, int]
     knowledge: Mapping[str, Knowledge]
-    is_warming: bool  # somebody came up lately, so that shares change by the moment
     instances: Sequence[Instance]
     views: list[InstanceView]
     by_size: dict[int, tuple[list[int], list[str]]]  # block size → places and names
     unsteady: list[int]  # those whose breakers may let somebody through, or not, as time passes
     looks: list[tuple[float, int]]  # a heap: from when on to look around whom again
+    is_warming: bool = False  # somebody had come up lately, so that shares change by the moment
 
 
 class Survey:
@@ -79,16 +79,19 @@ class Survey:
             or ground.changes != fleet.standing.changes
             or ground.sizes is not index.instances()
             or ground.knowledge is not index.knowledge()
-            or ground.is_warming
-            or now_s < fleet.warm_at_s
         ):
             ground = self._found(model, now_s)
         return ground
 
     def _look(self, ground: _Ground, now_s: float) -> None:
         """Look again where things change by themselves."""
-        for at in ground.unsteady:
-            view, is_healthy = ground.views[at], ground.instances[at].takes_requests
+        is_warming = now_s < self._fleet.warm_at_s
+        held_back = _held_back(ground.instances, now_s) if is_warming else ()
+        asked = range(len(ground.instances)) if is_warming or ground.is_warming else ground.unsteady
+        ground.is_warming = is_warming
+        for at in asked:
+            view, instance = ground.views[at], ground.instances[at]
+            is_healthy = instance.takes_requests and instance not in held_back
             if view.healthy != is_healthy:
                 ground.views[at] = msgspec.structs.replace(view, healthy=is_healthy)
         for _ in range(_LOOKS):
@@ -101,11 +104,10 @@ class Survey:
 
     def _found(self, model: str, now_s: float) -> _Ground:
         """Look at every instance, and remember what was found."""
-        changes, is_warming = self._fleet.standing.changes, now_s < self._fleet.warm_at_s
+        changes = self._fleet.standing.changes
         if any(ground.changes != changes for ground in self._grounds.values()):
             self._grounds.clear()
         instances, sizes, knowledge = self._fleet.serving(model), self._index.instances(), self._index.knowledge()
-        held_back = _held_back(instances, now_s) if is_warming else ()
         views, by_size = list[InstanceView](), dict[int, tuple[list[int], list[str]]]()
         for at, instance in enumerate(instances):
             name, size = instance.id, sizes.get(instance.id)
@@ -121,14 +123,14 @@ class Survey:
                     NO_HITS,
                     instance.load,
                     around or self._around(instance, now_s),
-                    instance.takes_requests and instance not in held_back,
+                    instance.takes_requests,
                     knowledge.get(name) is Knowledge.COMPLETE,
                 )
             )
         unsteady = [at for at, instance in enumerate(instances) if instance.breaker.state is not State.CLOSED]
         looks = [(self._look_again_s(instance), at) for at, instance in enumerate(instances)]
         heapq.heapify(looks)
-        ground = _Ground(changes, sizes, knowledge, is_warming, instances, views, by_size, unsteady, looks)
+        ground = _Ground(changes, sizes, knowledge, instances, views, by_size, unsteady, looks)
         if instances:
             self._grounds[model] = ground
         return ground

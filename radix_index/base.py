@@ -85,11 +85,6 @@ class Matches(Mapping[str, InstanceMatch]):
         device, host, disk, pool, pending = self._rows[self._positions[instance]]
         return InstanceMatch(instance, (device, host, disk, pool), pending, self._knowledge[instance])
 
-    @property
-    def knowledge(self) -> Mapping[str, Knowledge]:
-        """How far the index can be trusted, by instance."""
-        return self._knowledge
-
     def found(self) -> list[tuple[int, list[int]]]:
         """Return who has any of the blocks, or is about to: the place in the order of iteration, and its counts."""
         counts = self.counts
