@@ -10,7 +10,7 @@ from pathlib import Path
 from gateway.errors import SettingsError
 
 _BILLION = 10**9
-_YEAR_S = 366 * 86_400
+YEAR_S = 366 * 86_400
 
 
 def whole_number(least: int, most: int = 1_000_000_000) -> Callable[[str], int]:
@@ -43,10 +43,7 @@ def real_number(least: float, most: float, *, above: bool = False) -> Callable[[
     """Return what reads a number within bounds, for ``type=``; with ``above`` it must be more than the least."""
 
     def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+        value = _float(text)
         if not least <= value <= most or (above and value == least):
             raise argparse.ArgumentTypeError(f"{text} is not {'above' if above else 'from'} {least:g} to {most:g}")
         return value
@@ -56,13 +53,17 @@ def real_number(least: float, most: float, *, above: bool = False) -> Callable[[
 
 def seconds(text: str) -> float:
     """Read a time above 0 and within a year, for ``type=``."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
-    if not 0 < value <= _YEAR_S:
+    value = _float(text)
+    if not 0 < value <= YEAR_S:
         raise argparse.ArgumentTypeError(f"{text} is no time above 0 s and within a year")
     return value
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
 
 
 def text_of(path: Path) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from billing.errors import BillingError
 from billing.prices import PriceBook
-from gateway.commands.arguments import real_number, seconds, whole_number
+from gateway.commands.arguments import YEAR_S, real_number, seconds, whole_number
 from gateway.commands.report import parse_moment
 from gateway.replay.errors import ParameterError, ReplayError
 from gateway.replay.measures import Objectives, Summary, counted, summarize
@@ -33,7 +33,7 @@ DEFAULT_HORIZON_S = 3600.0
 _RAMP_SHARE, _RAMP_LIMIT_S = 0.1, 600.0
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B?")
 _POWERS = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
-_MOST_INSTANCES, _YEAR_S = 4096, 366 * 86_400
+_MOST_INSTANCES = 4096
 _MAY_BE_NOTHING = {"request_overhead_s", "step_overhead_s", "sequence_overhead_s", "host_tokens", "disk_tokens"}
 _SETTABLE = {field.name for field in fields(EnginePerformance)} - {"name"}
 
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="events, or predicted (engines that publish none); default: events",
     )  # fmt: skip
     routing.add_argument(
-        "--event-delay", type=real_number(0, _YEAR_S), default=0.05, metavar="S", help="default: %(default)s"
+        "--event-delay", type=real_number(0, YEAR_S), default=0.05, metavar="S", help="default: %(default)s"
     )
     routing.add_argument("--index-bytes", type=parse_size, default=256 << 20, metavar="SIZE", help="default: 256MiB")
     load = parser.add_argument_group("load")
@@ -85,12 +85,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     load.add_argument(
         "--horizon",
-        type=real_number(0, 100 * _YEAR_S),
+        type=real_number(0, 100 * YEAR_S),
         metavar="S",
         help=f"closed traces: ask no longer ({DEFAULT_HORIZON_S:g})",
     )
     load.add_argument(
-        "--think-limit", type=real_number(0, 100 * _YEAR_S), default=600.0, metavar="S", help="default: %(default)s"
+        "--think-limit", type=real_number(0, 100 * YEAR_S), default=600.0, metavar="S", help="default: %(default)s"
     )
     load.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     store = parser.add_argument_group("page store (no fleet: one store of each size, under each eviction policy)")
@@ -145,8 +145,8 @@ def _place(args: argparse.Namespace) -> int:
         sizes = [parse_size(size) for size in args.store_tokens.split(",")]
     except argparse.ArgumentTypeError as error:
         raise ParameterError(f"--store-tokens: {error}") from None
-    if args.store_page < 1 or args.store_sessions < 1:
-        raise ParameterError("--store-page and --store-sessions must be at least 1")
+    if args.store_page < 1:
+        raise ParameterError("--store-page must be at least 1")
     workload = load_workload(args.trace, args.store_page)
     order = arrivals(workload, args.store_sessions)
     policies = {name: EVICTION_POLICIES[name] for name in names}

@@ -84,3 +84,8 @@ def ago(ns: int, now_ns: int) -> str:
         if seconds >= 2 * size or (unit != "d" and seconds >= size):
             return f"{seconds // size} {unit} ago"
     return f"{seconds} s ago"
+
+
+def of(noun: str, shown: object) -> str:
+    """Put a noun whose plural ends in an s behind its number as it is shown: ``1 step``, ``1,000 steps``."""
+    return f"{shown} {noun}" if str(shown) == "1" else f"{shown} {noun}s"

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gateway.access.roles import Right
 from gateway.console.assets import asset_href
+from gateway.console.formats import of
 from gateway.console.visitor import Visitor
 
 
@@ -65,11 +66,6 @@ def query_href(address: str, **values: object) -> str:
     """An address with those values that say something; booleans as 1."""
     said = [(name, "1" if value is True else value) for name, value in values.items() if value not in (None, "", False)]
     return f"{address}?{urlencode(said)}" if said else address
-
-
-def of(noun: str, shown: object) -> str:
-    """Put a noun whose plural ends in an s behind its number as it is shown: ``1 step``, ``1,000 steps``."""
-    return f"{shown} {noun}" if str(shown) == "1" else f"{shown} {noun}s"
 
 
 @cache

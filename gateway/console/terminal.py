@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from billing.tables import printable
-from gateway.console.formats import ago, count, duration, share
+from gateway.console.formats import ago, count, duration, of, share
 from gateway.console.run_views import RunView, page_of, pages_of, run_view
 from gateway.console.scale import Segment
 from gateway.console.step_views import StepView
@@ -86,8 +86,7 @@ def _head(view: RunView, colour: bool) -> str:
         f"cost {each.cost}, saved {each.saved}" + (f", {each.unpriced} unpriced" if each.unpriced else "")
         for each in view.money
     )
-    steps = "1 step" if view.steps_total == "1" else f"{view.steps_total} steps"
-    facts = f"{printable(view.models)}, {view.when_utc}, {view.elapsed}, {steps}"
+    facts = f"{printable(view.models)}, {view.when_utc}, {view.elapsed}, {of('step', view.steps_total)}"
     failed = f", {view.failed} failed" if view.failed else ""
     return "\n".join((
         title,

@@ -15,7 +15,8 @@ from gateway.access.roles import Right
 from gateway.console.answers import nano_units, percentage
 from gateway.console.exports import export
 from gateway.console.first_token import first_token_parts
-from gateway.console.frame import PLACES, of, render
+from gateway.console.formats import of
+from gateway.console.frame import PLACES, render
 from gateway.console.prefix_map import branches, prefix_map
 from gateway.console.provenance import Writers, writers_of
 from gateway.console.run_views import MAX_COLUMNS, called_tree, columns
