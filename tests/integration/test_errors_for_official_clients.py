@@ -6,6 +6,7 @@ What the gateway refuses itself, and what its engine refuses or fails at, whole 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import anthropic
@@ -33,26 +34,18 @@ Call = Callable[[str, str, str, str], Awaitable[object]]
 """Asks for a model with a text: URL, key, model, text."""
 
 
-def _gpt(ask: Callable[[openai.AsyncOpenAI, str, str], Awaitable[Any]]) -> Call:
+def _through(client_of: Callable[[str, str], Any], ask: Callable[[Any, str, str], Awaitable[Any]]) -> Call:
     async def call(url: str, key: str, model: str, text: str) -> None:
-        async with openai_client(url, key) as client:
+        async with client_of(url, key) as client:
             told = await ask(client, model, text)
-            if isinstance(told, openai.AsyncStream):
+            if isinstance(told, openai.AsyncStream | anthropic.AsyncStream):
                 async for _ in told:
                     pass
 
     return call
 
 
-def _claude(ask: Callable[[anthropic.AsyncAnthropic, str, str], Awaitable[Any]]) -> Call:
-    async def call(url: str, key: str, model: str, text: str) -> None:
-        async with anthropic_client(url, key) as client:
-            told = await ask(client, model, text)
-            if isinstance(told, anthropic.AsyncStream):
-                async for _ in told:
-                    pass
-
-    return call
+_gpt, _claude = partial(_through, openai_client), partial(_through, anthropic_client)
 
 
 def _said(text: str) -> list[Any]:
@@ -77,12 +70,6 @@ generating = [name for name in CALLS if name != "count_tokens"]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running_engine() -> AsyncIterator[ScriptedEngine]:
-    async with ScriptedEngine() as engine:
-        yield engine
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(running_engine: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
     home = tmp_path_factory.mktemp("home")
     settings: dict[str, Any] = {
@@ -95,13 +82,6 @@ async def gateway(running_engine: ScriptedEngine, tmp_path_factory: pytest.TempP
     async with gateway_for([running_engine], home, **settings) as client:
         yield client
         assert client.at_rest()
-
-
-@pytest.fixture
-def engine(running_engine: ScriptedEngine) -> ScriptedEngine:
-    """The engine, as if nobody had asked it anything yet."""
-    running_engine.forget()
-    return running_engine
 
 
 async def raised(call: str, url: str, *, key: str = ROOT, model: str = "m", text: str = "hi") -> Any:

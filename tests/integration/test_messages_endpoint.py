@@ -32,12 +32,6 @@ TOOLS: list[Any] = [
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running_engine() -> AsyncIterator[ScriptedEngine]:
-    async with ScriptedEngine() as engine:
-        yield engine
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(running_engine: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
     async with gateway_for([running_engine], tmp_path_factory.mktemp("home")) as client:
         yield client
@@ -48,13 +42,6 @@ async def gateway(running_engine: ScriptedEngine, tmp_path_factory: pytest.TempP
 async def claude(gateway: Client) -> AsyncIterator[AsyncAnthropic]:
     async with anthropic_client(gateway.url) as client:
         yield client
-
-
-@pytest.fixture
-def engine(running_engine: ScriptedEngine) -> ScriptedEngine:
-    """The engine, as if nobody had asked it anything yet."""
-    running_engine.forget()
-    return running_engine
 
 
 async def test_a_message_is_asked_as_a_chat_and_answered_as_a_message(

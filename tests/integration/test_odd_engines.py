@@ -20,24 +20,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running_engine() -> AsyncIterator[ScriptedEngine]:
-    async with ScriptedEngine() as engine:
-        yield engine
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(running_engine: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
     health = {"interval_s": 0.05, "timeout_s": 2.0, "breaker_failures": 1000}
     async with gateway_for([running_engine], tmp_path_factory.mktemp("home"), health=health) as client:
         yield client
         assert client.at_rest()
-
-
-@pytest.fixture
-def engine(running_engine: ScriptedEngine) -> ScriptedEngine:
-    """The engine, as if nobody had asked it anything yet."""
-    running_engine.forget()
-    return running_engine
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

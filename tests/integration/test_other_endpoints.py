@@ -32,24 +32,11 @@ VECTORS: Json = {
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running_engine() -> AsyncIterator[ScriptedEngine]:
-    async with ScriptedEngine() as engine:
-        yield engine
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(running_engine: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
     models = [{"name": "m", "aliases": ["known-as"]}]
     async with gateway_for([running_engine], tmp_path_factory.mktemp("home"), models=models) as client:
         yield client
         assert client.at_rest()
-
-
-@pytest.fixture
-def engine(running_engine: ScriptedEngine) -> ScriptedEngine:
-    """The engine, as if nobody had asked it anything yet."""
-    running_engine.forget()
-    return running_engine
 
 
 async def test_embeddings_pass_and_are_billed_as_a_prompt(gateway: Client, engine: ScriptedEngine) -> None:

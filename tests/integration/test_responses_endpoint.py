@@ -28,12 +28,6 @@ KEYS = [{"id": name, "secret": f"sk-{name}", "tenant": name} for name in ("a", "
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running_engine() -> AsyncIterator[ScriptedEngine]:
-    async with ScriptedEngine() as engine:
-        yield engine
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(running_engine: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
     async with gateway_for([running_engine], tmp_path_factory.mktemp("home"), keys=KEYS) as client:
         yield client
@@ -44,13 +38,6 @@ async def gateway(running_engine: ScriptedEngine, tmp_path_factory: pytest.TempP
 async def gpt(gateway: Client) -> AsyncIterator[AsyncOpenAI]:
     async with openai_client(gateway.url, key="sk-a") as client:
         yield client
-
-
-@pytest.fixture
-def engine(running_engine: ScriptedEngine) -> ScriptedEngine:
-    """The engine, as if nobody had asked it anything yet."""
-    running_engine.forget()
-    return running_engine
 
 
 async def test_a_response_is_asked_as_a_chat_and_answered_as_a_response(

@@ -24,24 +24,11 @@ both = pytest.mark.parametrize("path", ASKS)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running_engine() -> AsyncIterator[ScriptedEngine]:
-    async with ScriptedEngine() as engine:
-        yield engine
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(running_engine: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
     home = tmp_path_factory.mktemp("home")
     async with gateway_for([running_engine], home, stream={"heartbeat_s": 0.05}) as client:
         yield client
         assert client.at_rest()
-
-
-@pytest.fixture
-def engine(running_engine: ScriptedEngine) -> ScriptedEngine:
-    """The engine, as if nobody had asked it anything yet."""
-    running_engine.forget()
-    return running_engine
 
 
 @both

@@ -257,73 +257,11 @@ RICH_BODIES: dict[str, Json] = {
             }
         ]
     },
-    "/v1/messages/count_tokens": {
-        "system": [{"type": "text", "text": "be", "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
-        "messages": [
-            {
-                "role": "user",
-                "content": [
-                    {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}, "citations": []},
-                    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aWk="}},
-                    {
-                        "type": "document",
-                        "source": {"type": "text", "media_type": "text/plain", "data": "d"},
-                        "title": "t",
-                        "context": "c",
-                        "citations": {"enabled": True},
-                    },
-                    {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "x"}]},
-                ],
-            },
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "thinking", "thinking": "t", "signature": "s"},
-                    {"type": "redacted_thinking", "data": "d"},
-                    {"type": "text", "text": "a"},
-                    {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}},
-                ],
-            },
-            {
-                "role": "user",
-                "content": [
-                    {
-                        "type": "tool_result",
-                        "tool_use_id": "t1",
-                        "content": [
-                            {"type": "text", "text": "r"},
-                            {"type": "image", "source": {"type": "url", "url": "http://x/y"}},
-                        ],
-                        "is_error": True,
-                    }
-                ],
-            },
-        ],
-        "tools": [
-            {
-                "name": "f",
-                "description": "d",
-                "input_schema": {"type": "object", "properties": {}},
-                "type": "custom",
-                "strict": True,
-                "cache_control": {"type": "ephemeral"},
-            }
-        ],
-        "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True},
-        "stop_sequences": ["x"],
-        "temperature": 1,
-        "top_p": 1,
-        "top_k": 3,
-        "thinking": {"type": "enabled", "budget_tokens": 1024},
-        "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}},
-        "metadata": {"user_id": "u"},
-        "service_tier": "auto",
-        "container": None,
-        "mcp_servers": [],
-        "context_management": {"edits": []},
-    },
 }
 """By path; all of them want a ``model`` beside."""
+RICH_BODIES["/v1/messages/count_tokens"] = {
+    name: value for name, value in RICH_BODIES["/v1/messages"].items() if name not in ("max_tokens", "stream")
+}
 
 ADMIN_BODIES: dict[tuple[str, str], Json] = {
     ("put", "/admin/v1/tenants/t1"): {"models": ["m"], "disabled": False},
