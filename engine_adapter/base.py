@@ -94,7 +94,7 @@ class Ask:
     salt: str | None = None
     input_ids: Sequence[int] | None = None  # what the engine must read instead of the messages
     wants_output_ids: bool = False
-    priority: int | None = None  # more is sooner, 0 is everybody's; only for instances that heed it
+    priority: int | None = None  # more is sooner, 0 is most requests'; only for instances that heed it
     session: str | None = None  # the run's name; only for instances that heed it
     begun: Begun | None = None  # what there is of the answer; its text stands in the body's final message
 

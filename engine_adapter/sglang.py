@@ -77,7 +77,7 @@ class Sglang(OpenAICompatible):
         headers = {**plain.headers, "x-override-rid": ask.request_id}
         if ask.wants_output_ids:
             headers["x-sglext-return-output-ids"] = "1"
-        if ask.priority:
+        if ask.priority is not None:  # without one a request comes after all others
             headers["x-override-priority"] = str(ask.priority)
         if ask.session is not None:
             edits["session_id"] = ask.session
@@ -135,7 +135,7 @@ class Sglang(OpenAICompatible):
             tiers=tuple(t for t in tiers if isinstance(t, str)) if isinstance(tiers, list) else ("device",),
             capabilities=replace(
                 self.capabilities,
-                priority=info.get("enable_priority_scheduling") is True,
+                priority=_heeds_priority(info),
                 session=info.get("enable_session_radix_cache") is True,
                 load=LoadSignal.PUSH if loads else LoadSignal.SCRAPE,
             ),
@@ -261,6 +261,16 @@ def _weights(info: Mapping[str, object]) -> str | None:
 def _block_size(info: Mapping[str, object]) -> int | None:
     events = mapping(info.get("kv_events")) or {}
     return whole_number(events.get("block_size")) or whole_number(info.get("page_size"))
+
+
+def _heeds_priority(info: Mapping[str, object]) -> bool:
+    """Tell whether more is sooner, and 0 what who says nothing gets or stands above; a scheme of the operator's own is
+    left alone."""
+    return (
+        info.get("enable_priority_scheduling") is True
+        and info.get("schedule_low_priority_values_first") is not True
+        and not info.get("default_priority_value")
+    )
 
 
 def _text(value: object) -> str | None:

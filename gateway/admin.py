@@ -44,12 +44,14 @@ class Admin:
         why_not_ready: Callable[[], str | None],
         restarts: Mapping[str, Restart],
         rest_limit_s: float = 60.0,
+        end_run: Callable[[str, str], bool],
         drained: Callable[[str, bool], None] | None = None,
     ) -> None:
-        """``drained`` is told of each instance that is taken out or back, for other workers to do the same."""
+        """``end_run`` ends a key's run, and tells whether there is one. ``drained`` is told of each instance that is
+        taken out or back, for other workers to do the same."""
         self._keys, self._fleet, self._traces = keys, fleet, traces
         self._render_metrics, self._why_not_ready, self._restarts = render_metrics, why_not_ready, restarts
-        self._rest_limit_s, self._drained = rest_limit_s, drained
+        self._rest_limit_s, self._end, self._drained = rest_limit_s, end_run, drained
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes. Health and metrics need no key; they name instances and models, and nobody's requests."""
@@ -67,6 +69,7 @@ class Admin:
                 )
             ),
             web.get(f"{root}/runs/{{run_id}}", self._run),
+            web.post(f"{root}/runs/{{run_id}}/end", self._end_run),
         ]
 
     async def _healthz(self, request: web.Request) -> web.Response:
@@ -131,6 +134,13 @@ class Admin:
         if not records:
             raise NotFound("there is no such run")
         return web.Response(body=run_json(records), content_type="application/json")
+
+    async def _end_run(self, request: web.Request) -> web.Response:
+        """Whoever runs an agent says that it is done: an end of its own run, so the key that agents have is enough."""
+        key_id = self._keys.authenticate(request.headers).identity.key_id
+        if not self._end(key_id, request.match_info["run_id"]):
+            raise NotFound("there is no such run of this key")
+        return web.json_response({"status": "ended"})
 
 
 def _limit_of(told: str | None) -> float | None:

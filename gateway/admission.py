@@ -144,7 +144,7 @@ class Admission:
         self._ended_s = now_s
 
     def run_ended(self, run: Hashable) -> None:
-        """No step of this run will follow: its place is free, once its last step is over."""
+        """No step of this run will follow: its place is free, where none is under way."""
         held = self._runs.get(run)
         if held is not None and not held[1]:
             self._drop_run(run)

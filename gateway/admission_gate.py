@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 from gateway.admission import Admission, AdmissionOptions, Entry, QueueFull
 from gateway.draft import Draft
-from gateway.errors import BadRequest, TooBusy
+from gateway.errors import TooBusy
 from gateway.fleet import Fleet
+from gateway.priority import Priority
 from gateway.replies import Waiting
 from gateway.settings import AdmissionSettings
 from tracing.record import Decision
 
-PRIORITY_HEADER = "x-keepwarm-priority"
-_PRIORITIES = {"interactive": 0, "normal": 1, "batch": 2}
 _LOOK_S = 1.0
 _TICK_S = 0.001
 
@@ -66,10 +65,16 @@ class AdmissionGate:
             admission.leave(entry, self._now())
             self._pass(queue)
 
-    def entry(self, draft: Draft, headers: Mapping[str, str], foreseen: Decision | None, tokens: int) -> Entry:
+    def entry(self, draft: Draft, foreseen: Decision | None, tokens: int) -> Entry:
         """See ``entry_of``."""
         objective_s = self._objectives_s.get(draft.identity.key_id)
-        return entry_of(draft, headers, foreseen, self._now(), tokens, objective_s)
+        return entry_of(draft, foreseen, self._now(), tokens, objective_s)
+
+    def run_ended(self, run: str, instances: frozenset[str]) -> None:
+        """Give what the run held to those that wait."""
+        for queue in self._queues.values():
+            queue.admission.run_ended(run)
+            self._pass(queue)
 
     async def _wait(self, queue: _Queue, entry: Entry, turn: asyncio.Future[None], client: Waiting | None) -> None:
         while not turn.done():
@@ -110,30 +115,25 @@ class AdmissionGate:
 
 def entry_of(
     draft: Draft,
-    headers: Mapping[str, str],
     foreseen: Decision | None,
     now_s: float,
     tokens: int,
     objective_s: float | None = None,
 ) -> Entry:
-    """Return what waits for a request of ``tokens``. ``foreseen``: where it would go now. Raises ``BadRequest``.
+    """Return what waits for a request of ``tokens``. ``foreseen``: where it would go now.
 
-    What a client says of its priority ranks its own tenant's requests and gives way to others': "batch" comes after
-    everybody's, "interactive" is what keys with an objective for the first token get by themselves.
+    "interactive" is what keys with an objective for the first token get by themselves, among their own tenant's.
     """
-    word = headers.get(PRIORITY_HEADER) or "normal"
-    if word not in _PRIORITIES:
-        raise BadRequest(f"{PRIORITY_HEADER} must be one of {', '.join(_PRIORITIES)}")
     identity, warm = draft.identity, min(foreseen.predicted_hit_tokens, tokens) if foreseen is not None else 0
     return Entry(
         tenant=identity.tenant,
         new_tokens=tokens - warm,
         context_tokens=tokens,
         came_s=now_s,
-        run=draft.link.run_id if draft.link is not None else None,
-        priority=max(_PRIORITIES[word], 1),
+        run=draft.run,
+        priority=max(draft.priority, Priority.NORMAL),
         warm_share=warm / tokens if tokens else 0.0,
-        objective_s=0.0 if word == "interactive" else objective_s,
+        objective_s=0.0 if draft.priority is Priority.INTERACTIVE else objective_s,
     )
 
 

@@ -36,6 +36,7 @@ from gateway.diagnosis.watch_metrics import WatchCollector
 from gateway.discovery.keeper import Keeper
 from gateway.dispatch import Dispatcher
 from gateway.doors import opened_keys, opened_spending
+from gateway.engine_sessions import EngineSessions
 from gateway.failover import Failover
 from gateway.fleet import Fleet, Instance
 from gateway.flights import Flights
@@ -57,10 +58,12 @@ from gateway.recorder import Recorder
 from gateway.recovery import TraceFollower
 from gateway.replies import Replies
 from gateway.routing import POLICIES
+from gateway.run_ends import RunEnds, Why, run_name
 from gateway.scale import ScaleCollector
 from gateway.separation import Separation
 from gateway.settings import Settings
 from gateway.snapshots import IndexSnapshots
+from gateway.span_ends import SpanEnds
 from gateway.span_export import span_export
 from gateway.store_metrics import StoreCollector
 from gateway.tokens import Tokens
@@ -225,6 +228,19 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
             asyncio.get_running_loop().call_later,
             None if worker is None else worker.loads,
         )
+        sessions = EngineSessions(client, fleet.instances, metrics.registry)
+        ends = RunEnds(
+            [dispatcher.places, sessions, *([] if gate is None else [gate])],
+            settings.routing.run_idle_s,
+            metrics.registry,
+            tell_others=(lambda run, why: None) if worker is None else worker.run_ended,
+        )
+        linker.tell(ends)
+
+        def end_run(key_id: str, run_id: str) -> bool:
+            ends.end(run_name(key_id, run_id), Why.TOLD)
+            return linker.knows(key_id, run_id)
+
         separation = Separation(fleet, dispatcher, by_load)
         answer_headers = AnswerHeaders(
             recorder.settled,
@@ -245,6 +261,7 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
             replies=replies,
             recorder=recorder,
             flights=flights,
+            ends=ends,
             spending=spending,
             compared=compared,
             gate=gate,
@@ -258,6 +275,7 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
             render_metrics=metrics.render if shared_metrics is None else shared_metrics.render,
             why_not_ready=readiness.why_not,
             restarts={name: process.restart for name, process in processes.items()},
+            end_run=end_run,
             drained=None if worker is None else worker.drained,
         )
         edge_options = EdgeOptions(body_cap_bytes=settings.server.body_cap_bytes)
@@ -283,7 +301,8 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
         )
         app.add_routes(explainer.routes())
         if settings.tracing.receive:
-            app.add_routes(OtlpReceiver(keys.ring, traces, assembly.receiver_options(settings)).routes())
+            span_ends = SpanEnds(ends, linker, by_root=settings.tracing.root_span_ends_run)
+            app.add_routes(OtlpReceiver(keys.ring, traces, assembly.receiver_options(settings), span_ends).routes())
         peers = Peers(settings.server.trusted_proxies)
         access_api = AccessApi(
             keys.store,
@@ -312,13 +331,14 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
             tasks = [
                 group.create_task(fleet.run(), name="fleet"),
                 group.create_task(keys.keeper.run(), name="keys"),
+                group.create_task(ends.run(), name="run ends"),
                 group.create_task(Keeper(fleet, sources).run(), name="discovery"),
                 group.create_task(console.run(), name="console"),
             ]
             if among is None or among.is_first:
                 tasks.append(group.create_task(snapshots.run(fleet.feeds), name="index snapshots"))
             if worker is not None and shared_metrics is not None:
-                worker.open(fleet.instances, lambda: group.create_task(keys.keeper.refresh()))
+                worker.open(fleet.instances, ends, lambda: group.create_task(keys.keeper.refresh()))
                 stack.callback(worker.mesh.close)
                 tasks.append(group.create_task(shared_metrics.run(), name="metrics"))
             if pool is not None:

@@ -88,6 +88,8 @@ class Asker:
                 model=None if ask.model == draft.served_model else draft.served_model,
                 salt=salt if instance.capabilities.salt else None,
                 endpoint=ask.endpoint if is_native else "chat",
+                priority=_priority(instance, ask, draft),
+                session=draft.run if instance.capabilities.session else None,
                 input_ids=plan.input_ids if plan is not None and plan.input_ids is not None else input_ids,
                 wants_output_ids=prompt is not None and prompt.answerable is not None,
                 begun=plan.begun if plan is not None else None,
@@ -196,6 +198,12 @@ async def _edited(sent: Sent, members: Mapping[str, object | Merge]) -> bytes:
     if not members:
         return sent.body
     return await asyncio.to_thread(sent.edited, members) if len(sent.body) > LONG_BODY_BYTES else sent.edited(members)
+
+
+def _priority(instance: Instance, ask: Ask, draft: Draft) -> int | None:
+    """Return what an engine that orders its queue by priorities is told; what the client itself told it stands."""
+    told = instance.capabilities.priority and "priority" not in ask.form.values
+    return draft.priority.at_engines if told else None
 
 
 def _traced(draft: Draft) -> dict[str, str]:

@@ -13,9 +13,11 @@ from gateway.errors import GatewayError
 from gateway.identity import ANONYMOUS, Caller
 from gateway.limits.limiter import Passage
 from gateway.limits.rules import Taken
+from gateway.priority import Priority
 from gateway.prompt_job import Prompt
 from gateway.protocols.base import Answering, AnswerReader, Ask, EndpointProtocol
 from gateway.residency import Watch
+from gateway.run_ends import run_name
 from gateway.splice import Journal
 from tracing.messages import MessageChain
 from tracing.record import (
@@ -64,6 +66,8 @@ class Draft:
     served_model: str = ""
     stream: bool = False
     link: RunLink | None = None
+    ends_run: bool = False  # its client says that it is its run's last
+    priority: Priority = Priority.NORMAL
     decision: Decision | None = None
     attempts: list[Attempt] = field(default_factory=list)
     attempt_instance: str | None = None  # of the attempt that runs now
@@ -114,6 +118,11 @@ class Draft:
     def endpoint(self) -> str:
         """What the record calls the endpoint."""
         return self.protocol.endpoint
+
+    @property
+    def run(self) -> str | None:
+        """Its run's name among the runs of all keys."""
+        return None if self.link is None else run_name(self.identity.key_id, self.link.run_id)
 
     def answering(self) -> Answering:
         """Return what the answer needs to know of the request, once it is routed."""

@@ -75,7 +75,7 @@ class Failover:
         takeover: Takeover | None = None
         for _ in range(self._options.attempts):
             cannot = unable if takeover is None else unable | self._dispatcher.without(model, takeover.can)
-            run, seed = draft.link.run_id if draft.link is not None else None, ask.form.values.get("seed")
+            run, seed = draft.run, ask.form.values.get("seed")
             pair = self._separation.route(model, draft.prompt, len(ask.body), tried | cannot)
             cannot |= self._separation.parts(model)
             route = (

@@ -21,6 +21,7 @@ from gateway.bodies import whole_body
 from gateway.errors import BadRequest, BodyTooLarge, GatewayError, UnsupportedEncoding
 from gateway.identity import KeyRing
 from gateway.paths import ROOTS
+from gateway.span_ends import SpanEnds
 from tracing.content import ContentPolicy
 from tracing.received import ReceivedSpan, UnreadableSpans, read_json, read_protobuf
 from tracing.store import TraceStore
@@ -48,8 +49,8 @@ class ReceiverOptions:
 class OtlpReceiver:
     """The route."""
 
-    def __init__(self, keys: KeyRing, traces: TraceStore, options: ReceiverOptions) -> None:
-        self._keys, self._traces, self._options = keys, traces, options
+    def __init__(self, keys: KeyRing, traces: TraceStore, options: ReceiverOptions, ends: SpanEnds) -> None:
+        self._keys, self._traces, self._options, self._ends = keys, traces, options, ends
         self.received = self.left_out = 0
 
     def routes(self) -> list[web.RouteDef]:
@@ -57,7 +58,7 @@ class OtlpReceiver:
         return [web.post(f"{root}/traces", self._traces_route) for root in ROOTS]
 
     async def _traces_route(self, request: web.Request) -> web.Response:
-        tenant = self._keys.authenticate(request.headers).identity.tenant
+        identity = self._keys.authenticate(request.headers).identity
         kind = request.content_type.lower()
         read = _READERS.get(kind)
         if read is None:
@@ -65,8 +66,9 @@ class OtlpReceiver:
         packed = await whole_body(request, self._options.body_cap_bytes, may_be_packed=True)
         encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower()
         spans, left_out = await asyncio.to_thread(self._spans, packed, encoding, read)
-        if not self._traces.receive(tenant, spans, time.time_ns()):
+        if not self._traces.receive(identity.tenant, spans, time.time_ns()):
             raise Busy("the trace store has no room for spans now", retry_after_s=1)
+        self._ends.received(identity.key_id, spans)
         self.received += len(spans)
         self.left_out += left_out
         return web.Response(body=_answer(kind, left_out), content_type=kind)

@@ -38,6 +38,7 @@ from gateway.guard import min_hit_of
 from gateway.identity import Caller, KeyRing, effective_salt
 from gateway.marks import prefix_marks
 from gateway.models import ModelDirectory
+from gateway.priority import priority_of
 from gateway.prompts import Prompt, PromptBook
 from gateway.protocols.base import Ask, EndpointProtocol, model_of, refuse_handover
 from gateway.reading import BodyReader, Reading, Scanned
@@ -46,6 +47,7 @@ from gateway.relay import ClientGone, Reply
 from gateway.repair.apply import repair
 from gateway.repair.unrepaired import Unrepaired
 from gateway.replies import Replies
+from gateway.run_ends import RunEnds, Why, ends_run
 from gateway.sessions import session_of
 from gateway.spending import Spending
 from tracing.record import Outcome, Usage, UsageSource
@@ -104,6 +106,7 @@ class Pipeline:
         replies: Replies,
         recorder: Recorder,
         flights: Flights,
+        ends: RunEnds,
         spending: Spending | None = None,
         compared: PromptWatch | None = None,
         gate: AdmissionGate | None = None,
@@ -113,7 +116,7 @@ class Pipeline:
         self._keys, self._models, self._linker, self._prompts = keys, models, linker, prompts
         self._dispatcher, self._attempter, self._recorder, self._flights = dispatcher, attempter, recorder, flights
         self._failover, self._replies, self._spending, self._compared = failover, replies, spending, compared
-        self._gate = gate
+        self._gate, self._ends = gate, ends
         self._reader, self._unrepaired = BodyReader(), Unrepaired()
 
     async def handle(self, arrival: Arrival, reply: Reply) -> None:
@@ -176,7 +179,7 @@ class Pipeline:
             return
         foreseen = self._dispatcher.foresee(admitted.model, prompt, len(admitted.ask.body), unable)
         tokens = prompt.tokens if prompt is not None else len(admitted.ask.body) // BYTES_PER_TOKEN
-        entry = self._gate.entry(draft, arrival.headers, foreseen, tokens)
+        entry = self._gate.entry(draft, foreseen, tokens)
         async with self._gate.turn(admitted.model, entry, self._replies.waiting(draft, reply)):
             await answer(admitted.model, admitted.ask, admitted.salt, draft, reply, unable)
 
@@ -222,6 +225,7 @@ class Pipeline:
         if run_id is not None and (len(run_id) > _RUN_ID_CHARS or not run_id.isprintable()):
             raise BadRequest(f"x-keepwarm-run must be printable and at most {_RUN_ID_CHARS} characters")
         draft.chain, draft.tool_results = words.chain, words.new_result_ids
+        draft.priority, draft.ends_run = priority_of(headers), ends_run(headers)
         ask, session = admitted.ask, session_of(headers, (admitted.ask.native or admitted.ask.translated).form.values)
         draft.link = self._linker.link(
             RunEvidence(
@@ -240,6 +244,9 @@ class Pipeline:
                 messages=(ask.messages if ask.linked is None else ask.linked) or (),
             )
         )
+
+        if (run := draft.run) is not None:
+            self._ends.begun(run)
 
     def _left(self, draft: Draft) -> None:
         """The client is gone. Some leave at the last word that they need, before ``[DONE]``: that answer is whole."""
@@ -274,6 +281,10 @@ class Pipeline:
             self._spending.settle(draft, record)
         if self._compared is not None and draft.ask is not None:
             self._compared.take(record, draft.ask, draft.reader)
+        if (run := draft.run) is not None:
+            if draft.ends_run and draft.outcome is Outcome.OK:
+                self._ends.end(run, Why.TOLD)
+            self._ends.over(run, (attempt.instance for attempt in draft.attempts))
 
 
 def _watched(draft: Draft, usage: Usage) -> Usage:

@@ -165,9 +165,13 @@ class TieredStore:
         return forgotten + self.below.forget(namespace)
 
     def retire(self, keys: Sequence[PageKey]) -> None:
-        """The run that these pages belong to has ended: in every tier they go before all others."""
-        self.device.retire(keys)
-        self.below.retire(keys)
+        """The run that these pages belong to has ended: in every tier they go before all others.
+
+        In the background, behind what is being spilled, which holds pages until it is copied.
+        """
+        with self._lock:
+            if not self._closed:
+                self._spiller.submit(self._retire, list(keys))
 
     def stats(self) -> dict[Tier, TierStats]:
         """Return each tier's counters; pages that ``spill`` dropped are the device's ``dropped``."""
@@ -219,6 +223,10 @@ class TieredStore:
                 self.below.remove([page.key for _, page in new])
         finally:
             self.below.in_flight.release(mine)
+
+    def _retire(self, keys: Sequence[PageKey]) -> None:
+        self.device.retire(keys)
+        self.below.retire(keys)
 
     def _lacking(self, slots: Sequence[int]) -> list[tuple[int, NewPage]]:
         """Return the pages of these slots that not all tiers have."""

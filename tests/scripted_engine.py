@@ -144,6 +144,7 @@ class ScriptedEngine:
                 web.get("/v1/models", self._models),
                 web.get("/server_info", self._server_info),
                 web.get("/{path:.*}", self._page),
+                web.post("/{path:.*}", self._page),
             ]
         )
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
@@ -180,7 +181,8 @@ class ScriptedEngine:
         return web.json_response(self.info)
 
     async def _page(self, request: web.Request) -> web.Response:
-        self.looked_up.append(Asked(request.path, {k.lower(): v for k, v in request.headers.items()}, b""))
+        headers = {k.lower(): v for k, v in request.headers.items()}
+        self.looked_up.append(Asked(request.path, headers, await request.read()))
         page = self.pages.get(request.path)
         return web.Response(status=404) if page is None else web.Response(body=page, content_type="text/plain")
 

@@ -67,6 +67,11 @@ class ReceivedSpan:
         """The run that the agent says it belongs to."""
         return self._text(("keepwarm.run.id",))
 
+    @property
+    def ends_run(self) -> bool:
+        """Whether the agent says that its run ends with the span."""
+        return self.attributes.get("keepwarm.run.end") is True
+
     def _text(self, names: Iterable[str]) -> str | None:
         values = (self.attributes.get(name) for name in names)
         return next((value for value in values if isinstance(value, str) and value), None)

@@ -20,6 +20,9 @@ Name = tuple[str, object]
 MAX_LANES = 16
 """Beginnings of conversations that one run is told apart by: the main line, sub-conversations, titles."""
 
+MAX_CALLED = 256
+"""Runs that the open calls of one run began."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
@@ -64,6 +67,7 @@ class Run:
     parent_call_id: str | None = None
     steps: int = 0
     last: Step | None = None
+    called: dict[str, str] = field(default_factory=dict)  # runs that its open calls began, by the calls' ids
     lanes: OrderedDict[bytes, Step] = field(default_factory=OrderedDict)
     entries: OrderedDict[Name, None] = field(default_factory=OrderedDict)
 
@@ -101,6 +105,16 @@ class RunMemory:
                 break
             self.forget(oldest)
         return key
+
+    def has(self, key_id: str, run_id: str) -> bool:
+        """Tell whether a key's run is remembered."""
+        key = self._keys.get(key_id)
+        return key is not None and run_id in key.runs
+
+    def named(self, key_id: str, name: Name) -> list[Run]:
+        """Return the runs of a key that a name points into."""
+        key = self._keys.get(key_id)
+        return [] if key is None else list(key.index.get(name, ()))
 
     def open(self, key: KeyMemory, run_id: str, at_ns: int) -> Run:
         """Return a new run."""

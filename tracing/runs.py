@@ -13,7 +13,8 @@ prompts (twins) are two runs, and stay two:
   client tries again, or when the answer could not be read; and only once.
 
 A conversation that begins with what an open call for a sub-agent says is a run of its own, whose parent is the run that
-made the call; so is one whose client names the session of its parent.
+made the call; so is one whose client names the session of its parent. A run that a call began has ended when the run
+above brings that call's result.
 
 A run is a set of nodes, not one tip: an auxiliary call (a title, a summary) adds a branch and leaves the nodes that the
 main line continues from as they were. Within a run that was found by its name alone, a request follows the last one
@@ -28,12 +29,23 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 import msgspec
 
 from tracing.messages import MessageChain, last_answer, said_name
 from tracing.record import RequestRecord, RunLink
-from tracing.run_memory import MAX_LANES, KeyMemory, MemoryOptions, Run, RunMemory, Step, StepState, preferred
+from tracing.run_memory import (
+    MAX_CALLED,
+    MAX_LANES,
+    KeyMemory,
+    MemoryOptions,
+    Run,
+    RunMemory,
+    Step,
+    StepState,
+    preferred,
+)
 from tracing.sub_agents import openings, tasks_of
 
 _NUMBERED = re.compile(r"(?:^|[^0-9a-zA-Z])\d{1,6}$")  # "call_0", "functions.bash:3": not unique beyond one answer
@@ -82,6 +94,16 @@ class RunEvidence(msgspec.Struct, frozen=True, gc=False):
         return any(link.role == "assistant" for link in self.message_hashes)
 
 
+class HearsOfRuns(Protocol):
+    """Somebody who follows what becomes of runs."""
+
+    def linked(self, key_id: str, run_id: str) -> object:
+        """A step of the run has arrived."""
+
+    def call_answered(self, key_id: str, run_id: str) -> object:
+        """The call that began the run has its result: a sub-agent's run has ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Match:
     step: Step
@@ -104,6 +126,19 @@ class RunLinker:
 
     def __init__(self, options: MemoryOptions | None = None) -> None:
         self._memory = RunMemory(options)
+        self._listener: HearsOfRuns | None = None
+
+    def tell(self, listener: HearsOfRuns) -> None:
+        """Tell somebody of each step from now on."""
+        self._listener = listener
+
+    def knows(self, key_id: str, run_id: str) -> bool:
+        """Tell whether a key has had this run lately."""
+        return self._memory.has(key_id, run_id)
+
+    def of_trace(self, key_id: str, trace_id: str) -> list[str]:
+        """Return the runs of a key that have steps in a client's trace."""
+        return [run.run_id for run in self._memory.named(key_id, ("trace", trace_id))]
 
     def link(self, evidence: RunEvidence) -> RunLink:
         """The run and step of a request that has just arrived.
@@ -118,6 +153,10 @@ class RunLinker:
             previous.continued = True
             if previous.tasks is not None:
                 _close_tasks(previous, evidence.tool_result_ids)
+        if self._listener is not None:
+            self._listener.linked(evidence.key_id, run.run_id)
+            for child in _answered_children(run, evidence) if run.called else ():
+                self._listener.call_answered(evidence.key_id, child)
         step = memory.advance(run, evidence.request_id, evidence.at_ns)
         if evidence.message_hashes:
             memory.remember(step, ("prompt", evidence.message_hashes[-1].digest))
@@ -191,8 +230,7 @@ class RunLinker:
                 continue
             key = self._memory.of(record.identity.key_id, at_ns)
             run = key.runs.get(link.run_id) or self._memory.open(key, link.run_id, at_ns)
-            run.parent_id, run.parent_request_id = link.parent_run_id, link.parent_request_id
-            run.parent_call_id = link.parent_call_id
+            be_child(run, link.parent_run_id, link.parent_request_id, link.parent_call_id)
             step = self._memory.advance(run, record.request_id, at_ns)
             run.steps = max(link.step, run.steps - 1)
             self._memory.drop(run, ("request", record.request_id))
@@ -245,7 +283,7 @@ class RunLinker:
             return None
         step, call_id = found
         run = self._memory.open(key, f"run-{evidence.request_id}", evidence.at_ns)
-        _be_child(run, step.run, step.request_id, call_id)
+        be_child(run, step.run.run_id, step.request_id, call_id)
         return _Place(run, LinkMethod.SUB_AGENT, 0.9, None)
 
     def _adopt(self, key: KeyMemory, run: Run, evidence: RunEvidence) -> bool:
@@ -259,9 +297,9 @@ class RunLinker:
             return False
         found = _open_task(key, evidence) if key.task_lengths and not evidence.quotes_an_answer else None
         if found is not None and found[0].run is parent:
-            _be_child(run, parent, found[0].request_id, found[1])
+            be_child(run, parent.run_id, found[0].request_id, found[1])
         else:
-            _be_child(run, parent, parent.last.request_id if parent.last is not None else None, None)
+            be_child(run, parent.run_id, parent.last.request_id if parent.last is not None else None, None)
         return True
 
     # ---- evidence
@@ -407,5 +445,20 @@ def _close_tasks(step: Step, call_ids: Iterable[str]) -> None:
         ids[:] = [call_id for call_id in ids if call_id not in done]
 
 
-def _be_child(run: Run, parent: Run, request_id: str | None, call_id: str | None) -> None:
-    run.parent_id, run.parent_request_id, run.parent_call_id = parent.run_id, request_id, call_id
+def _answered_children(run: Run, evidence: RunEvidence) -> list[str]:
+    """Take out the runs whose calls' results the evidence brings."""
+    ended = (run.called.pop(call_id, None) for call_id in evidence.tool_result_ids)
+    return [child for child in ended if child is not None]
+
+
+def be_child(run: Run, parent_id: str | None, request_id: str | None, call_id: str | None) -> None:
+    """Note which run called for this one, by which request and call.
+
+    Calls that their engine only numbers come again in a conversation: their results do not tell that a run has ended.
+    """
+    run.parent_id, run.parent_request_id, run.parent_call_id = parent_id, request_id, call_id
+    parent = run.key.runs.get(parent_id) if parent_id is not None else None
+    if parent is not None and call_id is not None and not _NUMBERED.search(call_id):
+        parent.called[call_id] = run.run_id
+        if len(parent.called) > MAX_CALLED:
+            del parent.called[next(iter(parent.called))]

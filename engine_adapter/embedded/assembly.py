@@ -173,6 +173,8 @@ def _facts(
         "max_req_input_len": engine.max_model_len - 1,
         "max_running_requests": config.max_running,
         "chat_template": encoder.template_name,
+        "enable_priority_scheduling": True,
+        "enable_session_radix_cache": True,
         "kv_events": None if publisher is None else _event_facts(publisher, layout.page_tokens),
         "keepwarm": {
             "tiers": [tier.tier.label for tier in (store.device, *store.lower)],

@@ -126,6 +126,14 @@ class PageCache:
         sequence.slots = []
         sequence.computed = sequence.published = 0
 
+    def pages_of(self, sequence: Sequence) -> list[PageKey]:
+        """Return the keys of the full pages that a sequence has had, prefix first."""
+        return self._keys(sequence, len(sequence.hashes))
+
+    def retire(self, keys: list[PageKey]) -> None:
+        """The run that these pages belong to has ended: they go before all others."""
+        self.store.retire(keys)
+
     def _blank(self, slots: list[int]) -> None:
         """Zero pages before they are used: attention multiplies what it masks by 0, and 0 times garbage may be NaN."""
         for slot in slots:

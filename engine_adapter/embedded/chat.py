@@ -2,8 +2,8 @@
 
 Everything that a request may name and this engine cannot do is refused by name; fields that it does not know are
 ignored, as SGLang does. Source: OpenAI's API reference; SGLang 0.5.23 for ``rid``, ``cache_salt``, ``input_ids``,
-``priority``, ``return_cached_tokens_details`` and ``return_output_ids_in_sglext``. Of our own: ``given_output_ids`` and
-``given_parts``, with which an answer that another engine began goes on here.
+``priority``, ``session_id``, ``return_cached_tokens_details`` and ``return_output_ids_in_sglext``. Of our own:
+``given_output_ids`` and ``given_parts``, with which an answer that another engine began goes on here.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class _Body(msgspec.Struct, kw_only=True):
     rid: str | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    session_id: str | None = None
     return_cached_tokens_details: bool = False
     return_output_ids_in_sglext: bool = False
     given_output_ids: list[int] = []
@@ -120,6 +121,7 @@ class Call:
     max_tokens: int | None
     salt: str | None
     priority: int
+    session: str | None = None
     token_ids: tuple[int, ...] | None = None
     text: str | None = None
     messages: Sequence[Json] = ()
@@ -220,6 +222,7 @@ def _call(body: _Body, request_id: str | None, wants_ids: bool, *, max_tokens: i
         max_tokens=max_tokens,
         salt=body.cache_salt or None,
         priority=body.priority or 0,
+        session=body.session_id or None,
         given_ids=tuple(body.given_output_ids),
         given_parts=body.given_parts,
         **prompt,

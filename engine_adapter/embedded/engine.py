@@ -34,6 +34,7 @@ from engine_adapter.embedded.request import (
 from engine_adapter.embedded.sampling import choose, greedy, make_generator, replay
 from engine_adapter.embedded.scheduler import Scheduler, SchedulerOptions, Step
 from engine_adapter.embedded.sequence import Sequence
+from engine_adapter.embedded.sessions import SessionPages
 from kvstore.page import Tier
 from kvstore.store import TieredStore
 
@@ -82,10 +83,12 @@ class Engine:
         self._cache = PageCache(store, on_loaded=self._wake.set)
         pace = PaceOptions(options.mixed_s, options.mixed_tokens)
         self._scheduler = Scheduler(self._cache, SchedulerOptions(options.max_running, options.step_tokens, pace))
-        self._lock = threading.Lock()  # guards the five below
+        self._sessions = SessionPages()
+        self._lock = threading.Lock()  # guards the six below
         self._live: dict[str, Sequence] = {}
         self._submitted: deque[Sequence] = deque()
         self._aborted: deque[str] = deque()
+        self._closed: deque[str] = deque()  # sessions
         self._stopping = False
         self._numbers = 0
         self._finished: Counter[str] = Counter()
@@ -139,6 +142,15 @@ class Engine:
             if request_id not in self._live:
                 return
             self._aborted.append(request_id)
+        self._wake.set()
+
+    def close_session(self, session: str) -> None:
+        """The run has ended: pages that only its requests have used go before all others, in every tier.
+
+        From any thread; a session that is not known is no error.
+        """
+        with self._lock:
+            self._closed.append(session)
         self._wake.set()
 
     def load(self) -> EngineLoad:
@@ -231,9 +243,10 @@ class Engine:
     def _take_in(self) -> None:
         """Move what other threads left into the scheduler."""
         with self._lock:
-            submitted, aborted = list(self._submitted), list(self._aborted)
+            submitted, aborted, closed = list(self._submitted), list(self._aborted), list(self._closed)
             self._submitted.clear()
             self._aborted.clear()
+            self._closed.clear()
         for sequence in submitted:
             self._scheduler.add(sequence)
             if sequence.request.given_ids:
@@ -241,6 +254,9 @@ class Engine:
         for request_id in aborted:
             if (live := self._live.get(request_id)) is not None:
                 self._finish(live, "abort")
+        for session in closed:
+            if private := self._sessions.close(session):
+                self._cache.retire(private)
 
     def _go_on(self, sequence: Sequence) -> None:
         """Take up an answer where another engine left it; end it where that had said everything."""
@@ -322,6 +338,8 @@ class Engine:
 
     def _end(self, sequence: Sequence, last: Finished) -> None:
         """Release everything a live sequence holds, then send its last event."""
+        if sequence.request.session is not None:
+            self._sessions.used(sequence.request.session, self._cache.pages_of(sequence))
         self._scheduler.remove(sequence)
         with self._lock:
             del self._live[sequence.request.request_id]

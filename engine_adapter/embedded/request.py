@@ -49,6 +49,7 @@ class Constraint(Protocol):
 class GenerationRequest:
     """One prompt to continue. Pages are shared under equal ``salt`` only; a higher ``priority`` goes first.
 
+    ``session``: the run that it belongs to, whose pages go first once that has ended (``Engine.close_session``).
     ``given_ids``: output that another engine has generated already, and told; this one goes on behind it as if it had
     been its own, with the grammar and the seed where they then are.
     """
@@ -59,6 +60,7 @@ class GenerationRequest:
     salt: str | None = None
     constraint: Constraint | None = None
     priority: int = 0
+    session: str | None = None
     given_ids: tuple[int, ...] = ()
 
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ MAX_BODY_BYTES = 64 << 20
 _BUSY_CODES = frozenset({"busy", "queue_full", "stopping"})
 _OUTPUT_IDS_HEADER = "x-sglext-return-output-ids"
 _STREAMED_IDS_HEADER = "x-keepwarm-streamed-ids"
+_PRIORITY_HEADER = "x-override-priority"
 _ID_HEADERS = ("x-override-rid", "x-request-id")
 _log = logging.getLogger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -73,6 +74,7 @@ class EngineServer:
                 web.get("/get_server_info", self._server_info),
                 web.route("*", "/flush_cache", self._flush_cache),
                 web.post("/abort_request", self._abort),
+                web.route("*", "/close_session", self._close_session),
             ]
         )
         return app
@@ -93,11 +95,11 @@ class EngineServer:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         call = read_chat(await request.read(), request_id=_request_id(request), wants_ids=_wants_ids(request))
-        return await self._answer(request, call, chat=True)
+        return await self._answer(request, _prioritized(call, request), chat=True)
 
     async def _completion(self, request: web.Request) -> web.StreamResponse:
         call = read_completion(await request.read(), request_id=_request_id(request), wants_ids=_wants_ids(request))
-        return await self._answer(request, call, chat=False)
+        return await self._answer(request, _prioritized(call, request), chat=False)
 
     async def _answer(self, request: web.Request, call: Call, *, chat: bool) -> web.StreamResponse:
         if not self._ready:
@@ -205,6 +207,13 @@ class EngineServer:
         self._service.engine.abort(rid)
         return web.Response()
 
+    async def _close_session(self, request: web.Request) -> web.StreamResponse:
+        body = _object(await request.read())
+        if not isinstance(session := body.get("session_id"), str):
+            raise RequestError("session_id must name a session", param="session_id")
+        self._service.engine.close_session(session)
+        return web.Response()
+
     def _name(self, call: Call) -> str:
         return call.model or self._facts.served_model_name
 
@@ -245,6 +254,17 @@ def _error(message: str, status: int, *, param: str | None = None, code: str | N
 
 def _request_id(request: web.Request) -> str | None:
     return next((request.headers[name] for name in _ID_HEADERS if name in request.headers), None)
+
+
+def _prioritized(call: Call, request: web.Request) -> Call:
+    """Return the call with the priority that a header gives it instead of its body. Raises ``RequestError``."""
+    told = request.headers.get(_PRIORITY_HEADER)
+    if told is None:
+        return call
+    try:
+        return replace(call, priority=int(told))
+    except ValueError:
+        raise RequestError(f"{_PRIORITY_HEADER} must be a whole number", param="priority") from None
 
 
 def _wants_ids(request: web.Request) -> bool:

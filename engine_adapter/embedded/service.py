@@ -134,6 +134,7 @@ class EngineService:
             salt=call.salt,
             constraint=constraint,
             priority=call.priority,
+            session=call.session,
             given_ids=call.given_ids,
         )
         self.engine.submit(request, generation.deliver)

@@ -26,7 +26,12 @@ _SAID: Final[Sequence[Schema]] = (
     in_header("x-keepwarm-run", _WORD, "The agent run that this is a step of."),
     in_header("x-keepwarm-step-name", STRING, "A label of the step, for trace and bill."),
     in_header("x-keepwarm-parent-run", STRING, "The run that this one works for."),
-    in_header("x-keepwarm-priority", STRING, "Where requests wait for their turn: which goes first."),
+    in_header("x-keepwarm-run-end", {"enum": ["true", "false", "1", "0"]}, "true: the run's last request."),
+    in_header(
+        "x-keepwarm-priority",
+        {"enum": ["interactive", "normal", "batch"]},
+        "Where requests wait for their turn, here or in an engine: which goes first.",
+    ),
     in_header(
         "x-keepwarm-min-hit",
         {"type": "string", "pattern": r"^([0-9]{1,9}|0?\.[0-9]{1,6}|[0-9]{1,2}(\.[0-9]{1,4})?%)$"},

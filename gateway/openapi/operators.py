@@ -79,6 +79,12 @@ def operator_paths() -> dict[str, dict[str, Schema]]:
                 parameters=[in_path("id"), in_query("tenant", STRING, "Whose; for administrators.")],
             )
         },
+        f"{root}/runs/{{id}}/end": {
+            "post": operation(
+                "A run of this key has ended: what it holds is given to others", _TAG, {"200": json_of("Status")},
+                parameters=[in_path("id")],
+            )
+        },
         f"{root}/explain": {
             "post": operation(
                 "Where a request would hit, and where it differs from those before it", _TAG,

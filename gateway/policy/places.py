@@ -59,6 +59,12 @@ class Places:
         """The instance is gone, or has lost its cache."""
         self._places.pop(instance, None)
 
+    def run_ended(self, run: str, instances: frozenset[str] = frozenset()) -> None:
+        """No step of this run is to come: nothing is due for it where it was."""
+        last = self._last.pop(run, None)
+        if last is not None:
+            self.place(last[0]).idle.pop(run, None)
+
     def asked(self, run: Hashable | None, prompt_tokens: int) -> Asked:
         """Return a request as it is priced; ``run`` is ``None`` where it belongs to none."""
         output = self.outputs.expected(run)

@@ -84,3 +84,4 @@ class TracingSettings(Section):
     otlp_metrics: bool = True  # the conventions' metrics as well, to the same place
     conventions: Literal["0.1", "1.41"] = "0.1"  # which generation of GenAI names spans and metrics have
     receive: bool = True  # agents may send spans of their own to /v1/traces
+    root_span_ends_run: bool = False  # for agents that make one trace of all that a run does, not one of each turn

@@ -64,6 +64,7 @@ class RoutingSettings(Section):
     host_tokens_per_s: Annotated[float, Field(gt=0)] = 200_000.0
     disk_tokens_per_s: Annotated[float, Field(gt=0)] = 20_000.0
     pool_tokens_per_s: Annotated[float, Field(gt=0)] = 10_000.0
+    run_idle_s: Seconds = 1800.0  # a run of which nothing came for so long has ended. See docs/routing.md
     index_bytes: Count = 256 << 20
     index_snapshot_s: Seconds = 15.0  # how often the index is written down, for a gateway that comes after a crash
 

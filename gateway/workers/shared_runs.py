@@ -18,7 +18,7 @@ from gateway.workers.turn import Turn
 from tracing.messages import MessageChain
 from tracing.record import RunLink
 from tracing.run_memory import MemoryOptions
-from tracing.runs import RunEvidence, RunLinker
+from tracing.runs import RunEvidence, RunLinker, be_child
 
 _MOST_LINKS = 1000
 """Of a long conversation so many of the newest messages are told, and the first one."""
@@ -74,8 +74,7 @@ class SharedRunLinker(RunLinker):
         if run is not None:
             run.steps = max(steps, link.step)
             run.last = last if link.step < steps else run.last
-            run.parent_id, run.parent_request_id = link.parent_run_id, link.parent_request_id
-            run.parent_call_id = link.parent_call_id
+            be_child(run, link.parent_run_id, link.parent_request_id, link.parent_call_id)
 
     def _answered_there(self, _: int, words: tuple[RunLink, str, list[str], MessageChain], named: Any) -> None:
         super().answered(*words, **named)

@@ -8,6 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from gateway.fleet import Instance
+from gateway.run_ends import RunEnds, Why
 from gateway.workers.mesh import Mesh
 from gateway.workers.place import WorkerPlace
 from gateway.workers.shared_loads import SharedLoads
@@ -27,9 +28,10 @@ class Worker:
         self.loads = SharedLoads(self.mesh, self._load_of)
         self.mesh.on("draining", self._drained_there)
 
-    def open(self, instances: Mapping[str, Instance], keys_changed: Callable[[], object]) -> None:
+    def open(self, instances: Mapping[str, Instance], ends: RunEnds, keys_changed: Callable[[], object]) -> None:
         """Hear the others from now on. ``keys_changed`` is called when one of them changed keys."""
         self._instances = instances
+        self.mesh.on("run ended", lambda _, run, why: ends.end_here(run, Why(why)))
         self.mesh.on("keys", lambda _: keys_changed())
         self.mesh.open()
         self.loads.open()
@@ -41,6 +43,10 @@ class Worker:
     def drained(self, instance: str, is_draining: bool) -> None:
         """An instance was taken out, or back, by somebody who asked this worker."""
         self.mesh.tell("draining", instance, is_draining)
+
+    def run_ended(self, run: str, why: str) -> None:
+        """A run has ended, by what this worker was told."""
+        self.mesh.tell("run ended", run, why)
 
     def changing(self, refresh: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[None]]:
         """Return what is awaited after a change of keys: it counts here, and the others look at once."""

@@ -113,12 +113,13 @@ def ask(
     salt: str | None = None,
     constraint: Constraint | None = None,
     priority: int = 0,
+    session: str | None = None,
     **sampling: object,
 ) -> Answer:
     """Submit a request, greedy unless told otherwise; the answer fills as the engine goes."""
     answer = Answer()
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, **sampling)  # type: ignore[arg-type]
-    request = GenerationRequest(request_id, tuple(prompt), params, salt, constraint, priority)
+    request = GenerationRequest(request_id, tuple(prompt), params, salt, constraint, priority, session)
     engine.submit(request, answer.events.append)
     return answer
 

@@ -12,6 +12,7 @@ import torch
 from engine_adapter.embedded import engine as engine_module
 from engine_adapter.embedded.engine import Engine, GenerationEvent, GenerationRequest, RequestError, SamplingParams
 from engine_adapter.embedded.model import LlamaModel
+from engine_adapter.embedded.sessions import SessionPages
 from kvstore.page import PageKey, Tier
 from kvstore.tiers.device_copies import StreamCopies
 from kvstore.tiers.host import HostTier
@@ -486,3 +487,37 @@ def test_stopping_an_engine_that_never_ran_ends_what_was_queued(model: LlamaMode
     answer = ask(engine, "r", prompt(5), 3)
     engine.stop()
     assert answer.reason == "abort"
+
+
+def test_pages_of_a_run_that_has_ended_go_before_older_ones_of_runs_that_have_not(model: LlamaModel) -> None:
+    def hits(seed: int, *ended: str) -> int:
+        """Of what the run with this seed has computed, when the room of one run was needed meanwhile."""
+        engine = make_engine(model, pages=14)
+        for number, session in enumerate(("old", "new")):
+            run(engine, ask(engine, session, prompt(17, seed=number), 1, session=session))
+        for session in ended:
+            engine.close_session(session)
+        run(engine, ask(engine, "other", prompt(25, seed=9), 1))
+        again = ask(engine, "again", prompt(17, seed=seed), 1)
+        run(engine, again)
+        assert_nothing_held(engine)
+        return again.hit_tokens[0]
+
+    assert (hits(0), hits(1)) == (hits(0, "unknown"), hits(1, "unknown"))
+    assert hits(0) < hits(1) == 16
+    assert hits(1, "new") < hits(0, "new") == 16
+
+
+def test_what_runs_share_stays_when_one_of_them_has_ended() -> None:
+    pages = [bytes([number]) * 32 for number in range(6)]
+    sessions = SessionPages(max_pages=9)
+    sessions.used("a", pages[:3])
+    sessions.used("b", [*pages[:2], pages[3]])
+    sessions.used("a", pages[:5])
+    assert sessions.close("a") == [pages[4], pages[2]]
+    assert sessions.close("a") == []
+    assert sessions.close("b") == [pages[3], pages[1], pages[0]]
+    sessions.used("c", pages[:5])
+    sessions.used("d", pages)  # more than there is room for: the older one is forgotten
+    assert sessions.close("c") == []
+    assert sessions.close("d") == pages[::-1]

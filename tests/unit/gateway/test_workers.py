@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from gateway.run_ends import RunEnds, Why
 from gateway.workers.mesh import Mesh, socket_pairs
+from gateway.workers.place import WorkerPlace
 from gateway.workers.shared_loads import SharedLoads
 from gateway.workers.shared_metrics import SharedMetrics, bury
 from gateway.workers.shared_runs import SharedRunLinker
 from gateway.workers.turn import Turn
+from gateway.workers.worker import Worker
 from tracing.messages import message_chain
 from tracing.runs import RunEvidence
 
@@ -122,6 +125,45 @@ def test_steps_that_come_to_different_workers_at_one_moment_get_different_number
     for thread in threads:
         thread.join()
     assert sorted(steps) == list(range(1, 901))
+
+
+class Ends:
+    """Hears of ended runs, at one worker."""
+
+    def __init__(self) -> None:
+        self.told = list[str]()
+
+    def run_ended(self, run: str, instances: frozenset[str]) -> None:
+        self.told.append(run)
+
+
+async def test_every_worker_hears_of_a_runs_end_and_of_the_steps_that_come_to_others(
+    lines: dict[tuple[int, int], socket.socket], tmp_path: Path
+) -> None:
+    clock, workers = [0.0], []
+    for number in range(2):
+        own = {other: end for (one, other), end in lines.items() if one == number}
+        worker, heard = Worker(WorkerPlace(number, 2, 0, tmp_path, own)), Ends()
+        ends = RunEnds([heard], 10.0, CollectorRegistry(), lambda: clock[0], worker.run_ended)
+        worker.linker.tell(ends)
+        worker.open({}, ends, lambda: None)
+        workers.append((worker, ends, heard))
+    (first, at_first, heard), (second, at_second, other) = workers
+    for run in ("k/a", "k/b", "k/c"):
+        for ends in (at_first, at_second):
+            ends.begun(run)
+            ends.over(run, [])
+    at_first.end("k/a", Why.TOLD)
+    second.mesh.catch_up()
+    assert (heard.told, other.told) == (["k/a"], ["k/a"])
+    clock[0] = 9.0
+    second.linker.link(RunEvidence("k", "r", 1, explicit_run_id="b"))
+    first.mesh.catch_up()
+    clock[0] = 12.0
+    at_first.end_idle()
+    assert heard.told == ["k/a", "k/c"]  # the other one goes on elsewhere
+    for worker, _, _ in workers:
+        worker.mesh.close()
 
 
 class CountedLoad:

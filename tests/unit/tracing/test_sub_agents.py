@@ -174,3 +174,43 @@ def test_names_of_tools_that_begin_sub_agents() -> None:
     odd = {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "agent", "arguments": "no json"}}, 1]}
     assert tasks_of(odd) == {}
     assert list(openings([{"role": "user", "content": [{"type": "image"}, 3]}], [5])) == []
+
+
+class Told:
+    """Hears of steps and ends."""
+
+    def __init__(self) -> None:
+        self.steps, self.ended = list[str](), list[str]()
+
+    def linked(self, key_id: str, run_id: str) -> None:
+        self.steps.append(run_id)
+
+    def call_answered(self, key_id: str, run_id: str) -> None:
+        self.ended.append(run_id)
+
+
+def test_a_sub_agents_run_has_ended_when_its_call_is_answered() -> None:
+    gateway, told = Gateway(), Told()
+    gateway.linker.tell(told)
+    two = calls(("t1", "Task", {"prompt": "one"}), ("t2", "Task", {"prompt": "two"}))
+    parent = gateway.step([SYSTEM, user("go")], two)
+    first, second = (gateway.step([WORKER, user(text)], says(text)) for text in ("one", "two"))
+    gateway.step([SYSTEM, user("a title for: go")], says("Going"))
+    assert not told.ended
+    results = [SYSTEM, user("go"), two, result("t1"), result("t2")]
+    gateway.step(results, says("done"))
+    assert told.ended == [first.run_id, second.run_id]
+    gateway.step([*results, says("done"), user("more")], says("again"))  # the results are in every prompt from now on
+    assert told.ended == [first.run_id, second.run_id]
+    assert told.steps.count(parent.run_id) >= 3
+
+
+def test_the_result_of_a_call_that_is_only_numbered_ends_nothing() -> None:
+    gateway, told = Gateway(), Told()
+    gateway.linker.tell(told)
+    task = calls(("call_0", "Task", {"prompt": "look"}))
+    gateway.step([SYSTEM, user("go")], task)
+    child = gateway.step([WORKER, user("look")], says("seen"))
+    assert child.parent_call_id == "call_0"
+    gateway.step([SYSTEM, user("go"), task, result("call_0")], says("done"))
+    assert not told.ended
