@@ -4,11 +4,13 @@
  *     core keeps near, so what costs is memory; the hash rides along, and streaming stores spare the read of what is
  *     overwritten.
  * queue(depth) -> a queue of the kernel's asynchronous I/O for one caller at a time.
- * transfer(queue, fd, direct_fd, write, buffers, firsts, offsets, depth, deadline)
+ * transfer(queue, fd, direct_fd, write, buffers, firsts, offsets, depth, deadline, dock)
  *         -> (bytes or -errno of each run, hash of each buffer that was read).
  *     Run r is buffers[firsts[r]:firsts[r+1]], neighbours on the medium from offsets[r] on; it goes over `direct_fd` (-1:
  *     there is none) when all its buffers lie and end on pages of memory. Up to `depth` runs are on their way at once;
- *     each is hashed as it arrives, in this thread, while the others are still coming. After `deadline` (ns of
+ *     each is hashed as it arrives, in this thread, while the others are still coming. With `dock` (memory that lies on
+ *     pages, or None) runs go by way of it: what is read arrives there and is copied to its buffer while it is hashed,
+ *     what is written is copied there and leaves from there. After `deadline` (ns of
  *     CLOCK_MONOTONIC) no further run is begun (-ETIMEDOUT); those begun are waited for, since the kernel may still
  *     write into their buffers.
  *
@@ -219,6 +221,11 @@ typedef struct {
     Py_ssize_t *firsts; /* one more than there are runs */
     long long *offsets;
     Py_ssize_t runs;
+    uint8_t *dock; /* places of `place_bytes` that runs go by way of, or NULL: none does */
+    size_t place_bytes;
+    Py_ssize_t *places; /* that are free: the first `free_places` of these */
+    Py_ssize_t free_places;
+    Py_ssize_t *place_of; /* of each run that has one, else -1 */
 } Plan;
 
 static int64_t now_ns(void) {
@@ -227,14 +234,36 @@ static int64_t now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+static void give_back(Plan *p, Py_ssize_t run) {
+    if (p->dock && p->place_of[run] >= 0) p->places[p->free_places++] = p->place_of[run];
+}
+
 static void settle(Plan *p, const Buffers *b, Py_ssize_t run, long long result, int writes) {
     p->done[run] = result;
     long long left = result;
+    const uint8_t *landed = p->dock ? p->dock + (size_t)p->place_of[run] * p->place_bytes : NULL;
     for (Py_ssize_t i = p->firsts[run]; !writes && i < p->firsts[run + 1]; i++) {
+        size_t length = (size_t)b->views[i].len;
         left -= b->views[i].len;
         if (left < 0) break;
-        p->sums[i] = hash_bytes(b->views[i].buf, NULL, (size_t)b->views[i].len);
+        p->sums[i] = landed ? hash_bytes(landed, b->views[i].buf, length) : hash_bytes(b->views[i].buf, NULL, length);
+        if (landed) landed += length;
     }
+    give_back(p, run);
+}
+
+/* Gives a run a place, where its buffers lie behind one another; 0 when there is none. */
+static int take_place(Plan *p, const Buffers *b, Py_ssize_t run, int writes) {
+    if (!p->dock || p->place_of[run] >= 0) return 1;
+    if (!p->free_places) return 0;
+    p->place_of[run] = p->places[--p->free_places];
+    uint8_t *at = p->dock + (size_t)p->place_of[run] * p->place_bytes;
+    for (Py_ssize_t i = p->firsts[run]; i < p->firsts[run + 1]; i++) {
+        if (writes) memcpy(at, b->views[i].buf, (size_t)b->views[i].len);
+        p->vectors[i].iov_base = at;
+        at += b->views[i].len;
+    }
+    return 1;
 }
 
 #define AT_ONCE 64
@@ -255,7 +284,8 @@ static void carry_out(Plan *p, const Buffers *b, aio_context_t context, int fd, 
         if (next < p->runs && now_ns() >= deadline_ns)
             for (; next < p->runs; next++) p->done[next] = -ETIMEDOUT;
         long count = 0;
-        while (next + count < p->runs && on_way + count < depth && count < AT_ONCE) {
+        while (next + count < p->runs && on_way + count < depth && count < AT_ONCE &&
+               take_place(p, b, next + count, writes)) {
             Py_ssize_t run = next + count, first = p->firsts[run];
             struct iocb *block = &p->blocks[run];
             block->aio_data = (uint64_t)run;
@@ -271,8 +301,10 @@ static void carry_out(Plan *p, const Buffers *b, aio_context_t context, int fd, 
             if (sent > 0) {
                 next += sent;
                 on_way += sent;
-            } else if (!(sent < 0 && (errno == EAGAIN || errno == EINTR) && on_way))
-                p->done[next++] = sent < 0 ? -errno : -EAGAIN; /* this run is refused; the next may not be */
+            } else if (!(sent < 0 && (errno == EAGAIN || errno == EINTR) && on_way)) {
+                p->done[next] = sent < 0 ? -errno : -EAGAIN; /* this run is refused; the next may not be */
+                give_back(p, next++);
+            }
         }
         if (on_way) {
             long came = syscall(SYS_io_getevents, context, 1L, (long)AT_ONCE, events, NULL);
@@ -316,8 +348,27 @@ static int lay_out(Plan *p, const Buffers *b, PyObject *firsts, PyObject *offset
     return 0;
 }
 
+/* Cuts the dock into places for the longest run; without room for one, runs go without it. */
+static int cut_dock(Plan *p, const Buffers *b, const Py_buffer *dock) {
+    for (Py_ssize_t run = 0; run < p->runs; run++) {
+        size_t bytes = 0;
+        for (Py_ssize_t i = p->firsts[run]; i < p->firsts[run + 1]; i++) bytes += (size_t)b->views[i].len;
+        if (bytes > p->place_bytes) p->place_bytes = bytes;
+    }
+    p->place_bytes += (ALIGNMENT - p->place_bytes % ALIGNMENT) % ALIGNMENT;
+    p->free_places = p->place_bytes ? dock->len / (Py_ssize_t)p->place_bytes : 0;
+    if (!p->free_places) return 0;
+    p->places = PyMem_Calloc((size_t)p->free_places, sizeof *p->places);
+    p->place_of = PyMem_Calloc((size_t)p->runs, sizeof *p->place_of);
+    if (!p->places || !p->place_of) return PyErr_NoMemory(), -1;
+    for (Py_ssize_t i = 0; i < p->free_places; i++) p->places[i] = i;
+    for (Py_ssize_t run = 0; run < p->runs; run++) p->place_of[run] = -1;
+    p->dock = dock->buf;
+    return 0;
+}
+
 static PyObject *transfer(PyObject *module, PyObject *const *args, Py_ssize_t given) {
-    if (given != 9) return PyErr_Format(PyExc_TypeError, "9 arguments expected, %zd given", given);
+    if (given != 10) return PyErr_Format(PyExc_TypeError, "10 arguments expected, %zd given", given);
     aio_context_t *context = PyCapsule_GetPointer(args[0], "keepwarm.queue");
     int fd = (int)PyLong_AsLong(args[1]), direct_fd = (int)PyLong_AsLong(args[2]), writes = PyObject_IsTrue(args[3]);
     long depth = PyLong_AsLong(args[7]);
@@ -325,11 +376,17 @@ static PyObject *transfer(PyObject *module, PyObject *const *args, Py_ssize_t gi
     if (!context || PyErr_Occurred()) return NULL;
     Buffers b;
     if (hold(args[4], writes ? PyBUF_SIMPLE : PyBUF_WRITABLE, &b) < 0) return NULL;
+    Py_buffer dock = {0};
+    int docks = args[9] != Py_None;
+    if (docks && PyObject_GetBuffer(args[9], &dock, PyBUF_WRITABLE) < 0) return let_go(&b), NULL;
     Plan p = {0};
     PyObject *result = NULL;
-    if (lay_out(&p, &b, args[5], args[6]) == 0) {
+    if (lay_out(&p, &b, args[5], args[6]) == 0 && (!docks || cut_dock(&p, &b, &dock) == 0)) {
         Py_BEGIN_ALLOW_THREADS
         carry_out(&p, &b, *context, fd, direct_fd, writes, depth, deadline_ns);
+#if defined(__x86_64__)
+        _mm_sfence();
+#endif
         Py_END_ALLOW_THREADS
         PyObject *done = PyList_New(p.runs), *sums = numbers(p.sums, writes ? 0 : b.count);
         for (Py_ssize_t run = 0; done && run < p.runs; run++) {
@@ -346,6 +403,9 @@ static PyObject *transfer(PyObject *module, PyObject *const *args, Py_ssize_t gi
     PyMem_Free(p.offsets);
     PyMem_Free(p.vectors);
     PyMem_Free(p.sums);
+    PyMem_Free(p.places);
+    PyMem_Free(p.place_of);
+    if (docks) PyBuffer_Release(&dock);
     let_go(&b);
     return result;
 }

@@ -18,5 +18,6 @@ def transfer(
     offsets: Sequence[int],
     depth: int,
     deadline_ns: int,
+    dock: memoryview | None,
     /,
 ) -> tuple[list[int], list[int]]: ...

@@ -6,7 +6,9 @@ has started: it takes one area here and cuts it into rows.
 
 from __future__ import annotations
 
+import bisect
 import mmap
+import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -30,6 +32,39 @@ ALIGNMENT = mmap.PAGESIZE
 ByteRows = npt.NDArray[np.uint8]
 
 
+class _Areas:
+    """Where memory lies that was taken here."""
+
+    def __init__(self) -> None:
+        self._ends: dict[int, int] = {}  # by where they begin
+        self._begins: list[int] = []
+
+    def note(self, area: mmap.mmap, memory: ByteRows) -> None:
+        """Remember an area while it is there."""
+        begin = memory.ctypes.data
+        self._ends[begin] = begin + memory.nbytes
+        self._begins = sorted(self._ends)
+        weakref.finalize(area, self._forget, begin)
+
+    def holds(self, address: int) -> bool:
+        """Tell whether an address is within an area."""
+        place = bisect.bisect_right(self._begins, address) - 1
+        begins = self._begins
+        return 0 <= place < len(begins) and address < self._ends.get(begins[place], 0)
+
+    def _forget(self, begin: int) -> None:
+        self._ends.pop(begin, None)
+        self._begins = sorted(self._ends)
+
+
+_areas = _Areas()
+
+
+def is_own(buffer: memoryview) -> bool:
+    """Tell whether a buffer lies in memory of ``page_rows``: in large pages of memory, where the machine has some."""
+    return _areas.holds(np.frombuffer(buffer, dtype=np.uint8).ctypes.data)
+
+
 def page_rows(rows: int, row_bytes: int) -> ByteRows:
     """Return zeroed memory of shape (rows, row_bytes), dtype uint8, page-aligned and already resident.
 
@@ -46,6 +81,7 @@ def page_rows(rows: int, row_bytes: int) -> ByteRows:
             pass  # a kernel without transparent huge pages: same memory, more page-table entries
     memory = np.frombuffer(area, dtype=np.uint8)
     memory.fill(0)
+    _areas.note(area, memory)
     return memory[: rows * row_bytes].reshape(rows, row_bytes)
 
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import errno
+import gc
+import mmap
 import os
 import random
+import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvstore import memory
 from kvstore.memory import copy_and_hash, page_rows
@@ -85,6 +91,72 @@ def test_what_is_written_is_read_with_its_hashes(io: PageIO, file: int, tmp_path
     unaligned = memoryview(bytearray(PAGE + 1))[1:]
     assert move(io, file, [Run(0, [unaligned])], write=False, direct_fd=direct_fd) == [(PAGE, sums[:1])]
     os.close(direct_fd)
+
+
+def foreign(pages: int) -> list[memoryview]:
+    """Return pages of memory that is nobody's here, aligned."""
+    area = memoryview(mmap.mmap(-1, pages * PAGE))
+    return [area[at : at + PAGE] for at in range(0, len(area), PAGE)]
+
+
+@given(st.data())
+def test_what_is_somebody_elses_goes_by_way_of_our_memory_and_arrives(data: st.DataObject) -> None:
+    lengths = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=12), label="pages of runs")
+    places, depth = data.draw(st.integers(0, 12), label="pages of the dock"), data.draw(st.integers(1, 4))
+    cut = data.draw(st.integers(0, sum(lengths)), label="pages that there are")
+    with tempfile.TemporaryDirectory() as folder:
+        io = KernelQueue(depth, max(places * PAGE, 1))
+        path = Path(folder) / "file"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT)
+        direct_fd = os.open(path, os.O_RDWR | os.O_DIRECT)
+        rows, out = foreign(sum(lengths)), foreign(sum(lengths))
+        for number, row in enumerate(rows):
+            row[:] = bytes([number + 1]) * PAGE
+        firsts = [sum(lengths[:at]) for at in range(len(lengths))]
+        runs = list(zip(firsts, lengths, strict=True))
+        written = [Run(PAGE * first, rows[first : first + count]) for first, count in runs]
+        assert [r for r, _ in move(io, fd, written, write=True, direct_fd=direct_fd)] == [PAGE * n for n in lengths]
+        os.ftruncate(fd, cut * PAGE)
+        random.Random(places).shuffle(runs)
+        read = [Run(PAGE * first, out[first : first + count]) for first, count in runs]
+        answers = move(io, fd, read, write=False, direct_fd=direct_fd)
+        for (first, count), (result, sums) in zip(runs, answers, strict=True):
+            whole = max(0, min(cut - first, count))
+            assert result == whole * PAGE
+            assert sums[:whole] == [xxhash.xxh3_64_intdigest(row) for row in rows[first : first + whole]]
+            assert out[first : first + whole] == rows[first : first + whole]
+            assert all(not any(row) for row in out[first + whole : first + count])
+        os.close(fd)
+        os.close(direct_fd)
+
+
+def test_only_one_caller_goes_by_way_of_our_memory_and_the_others_without(file: int, tmp_path: Path) -> None:
+    os.pwrite(file, b"".join(bytes([number]) * PAGE for number in range(64)), 0)
+    direct_fd = os.open(tmp_path / "file", os.O_RDWR | os.O_DIRECT)
+    io, seen = KernelQueue(4), list[bool]()
+
+    def read(number: int) -> None:
+        for _ in range(20):
+            out = foreign(8)
+            runs = [Run(PAGE * (8 * number + at), [out[at]]) for at in range(8)]
+            answers = move(io, file, runs, write=False, direct_fd=direct_fd)
+            seen.append(answers == [(PAGE, [xxhash.xxh3_64_intdigest(row)]) for row in out])
+            assert [row[0] for row in out] == [8 * number + at for at in range(8)]
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(read, range(8)))
+    assert seen == [True] * 160
+    os.close(direct_fd)
+
+
+def test_own_memory_is_known_as_long_as_it_is_there() -> None:
+    rows = page_rows(3, PAGE)
+    inside, address = memoryview(rows[1]), rows.ctypes.data
+    assert memory.is_own(inside)
+    assert not memory.is_own(foreign(1)[0])
+    del rows, inside
+    gc.collect()
+    assert not memory._areas.holds(address)
 
 
 def test_a_run_past_the_end_is_short_and_one_that_fails_says_why(io: PageIO, file: int, tmp_path: Path) -> None:
