@@ -9,8 +9,7 @@
  *     Run r is buffers[firsts[r]:firsts[r+1]], neighbours on the medium from offsets[r] on; it goes over `direct_fd` (-1:
  *     there is none) when all its buffers lie and end on pages of memory. Up to `depth` runs are on their way at once;
  *     each is hashed as it arrives, in this thread, while the others are still coming. With `dock` (memory that lies on
- *     pages, or None) runs go by way of it: what is read arrives there and is copied to its buffer while it is hashed,
- *     what is written is copied there and leaves from there. After `deadline` (ns of
+ *     pages, or None) what is read arrives there and is copied to its buffer while it is hashed. After `deadline` (ns of
  *     CLOCK_MONOTONIC) no further run is begun (-ETIMEDOUT); those begun are waited for, since the kernel may still
  *     write into their buffers.
  *
@@ -221,7 +220,7 @@ typedef struct {
     Py_ssize_t *firsts; /* one more than there are runs */
     long long *offsets;
     Py_ssize_t runs;
-    uint8_t *dock; /* places of `place_bytes` that runs go by way of, or NULL: none does */
+    uint8_t *dock; /* places of `place_bytes` that runs arrive in, or NULL: none does */
     size_t place_bytes;
     Py_ssize_t *places; /* that are free: the first `free_places` of these */
     Py_ssize_t free_places;
@@ -253,13 +252,12 @@ static void settle(Plan *p, const Buffers *b, Py_ssize_t run, long long result, 
 }
 
 /* Gives a run a place, where its buffers lie behind one another; 0 when there is none. */
-static int take_place(Plan *p, const Buffers *b, Py_ssize_t run, int writes) {
+static int take_place(Plan *p, const Buffers *b, Py_ssize_t run) {
     if (!p->dock || p->place_of[run] >= 0) return 1;
     if (!p->free_places) return 0;
     p->place_of[run] = p->places[--p->free_places];
     uint8_t *at = p->dock + (size_t)p->place_of[run] * p->place_bytes;
     for (Py_ssize_t i = p->firsts[run]; i < p->firsts[run + 1]; i++) {
-        if (writes) memcpy(at, b->views[i].buf, (size_t)b->views[i].len);
         p->vectors[i].iov_base = at;
         at += b->views[i].len;
     }
@@ -284,8 +282,7 @@ static void carry_out(Plan *p, const Buffers *b, aio_context_t context, int fd, 
         if (next < p->runs && now_ns() >= deadline_ns)
             for (; next < p->runs; next++) p->done[next] = -ETIMEDOUT;
         long count = 0;
-        while (next + count < p->runs && on_way + count < depth && count < AT_ONCE &&
-               take_place(p, b, next + count, writes)) {
+        while (next + count < p->runs && on_way + count < depth && count < AT_ONCE && take_place(p, b, next + count)) {
             Py_ssize_t run = next + count, first = p->firsts[run];
             struct iocb *block = &p->blocks[run];
             block->aio_data = (uint64_t)run;
@@ -377,7 +374,7 @@ static PyObject *transfer(PyObject *module, PyObject *const *args, Py_ssize_t gi
     Buffers b;
     if (hold(args[4], writes ? PyBUF_SIMPLE : PyBUF_WRITABLE, &b) < 0) return NULL;
     Py_buffer dock = {0};
-    int docks = args[9] != Py_None;
+    int docks = args[9] != Py_None && !writes;
     if (docks && PyObject_GetBuffer(args[9], &dock, PyBUF_WRITABLE) < 0) return let_go(&b), NULL;
     Plan p = {0};
     PyObject *result = NULL;

@@ -26,7 +26,7 @@ except ImportError:
     _pages = None  # type: ignore[assignment]
 
 _LEAST_COMPILED = 241  # bytes of a page
-_DOCK_BYTES, _RUN_BYTES = 32 << 20, 512 << 10  # of all requests that go by way of our memory; of one, mostly
+_DOCK_BYTES, _RUN_BYTES = 32 << 20, 512 << 10  # of all requests that read by way of our memory; of one, mostly
 _MAX_BUFFERS = 512  # of one request; the kernel allows 1024
 LATE = -errno.ETIMEDOUT
 
@@ -75,9 +75,9 @@ def page_io(page_bytes: int, depth: int) -> PageIO:
 class KernelQueue:
     """The compiled loop over Linux's native asynchronous I/O. One queue a caller; queues are kept for the next.
 
-    A disk moves memory in large pages two to four times as fast as memory in small ones: a request is one piece instead
-    of hundreds. Ours is in large pages; what is somebody else's goes by way of ours (the dock), for one caller at a
-    time: copied in the pass that hashes what was read, and before it is written.
+    A disk may fill memory in large pages two to four times as fast as memory in small ones: a request is one piece
+    instead of hundreds. Ours is in large pages; into somebody else's we read by way of ours (the dock), for one caller
+    at a time, since the copy is the pass that hashes. To write so would take a pass of its own.
     """
 
     def __init__(self, depth: int, dock_bytes: int = _DOCK_BYTES) -> None:
@@ -107,7 +107,8 @@ class KernelQueue:
                 kernel_queue = self._idle.get()
         direct = -1 if direct_fd is None else direct_fd
         deadline_ns = int(deadline_s * 1e9)
-        docks = direct_fd is not None and self._is_foreign(buffers) and self._dock_turn.acquire(blocking=False)
+        docks = not write and direct_fd is not None and self._is_foreign(buffers)
+        docks = docks and self._dock_turn.acquire(blocking=False)
         dock = self._dock if docks else None
         try:
             results, sums = _pages.transfer(
