@@ -278,6 +278,7 @@ static void carry_out(Plan *p, const Buffers *b, aio_context_t context, int fd, 
     struct io_event events[AT_ONCE];
     struct iocb *ready[AT_ONCE];
     Py_ssize_t next = 0, on_way = 0;
+    long came = 0, seen = 0; /* of `events`: hashed between two looks at what can be sent, so that the disk is not left idle */
     while (next < p->runs || on_way) {
         if (next < p->runs && now_ns() >= deadline_ns)
             for (; next < p->runs; next++) p->done[next] = -ETIMEDOUT;
@@ -303,10 +304,15 @@ static void carry_out(Plan *p, const Buffers *b, aio_context_t context, int fd, 
                 give_back(p, next++);
             }
         }
-        if (on_way) {
-            long came = syscall(SYS_io_getevents, context, 1L, (long)AT_ONCE, events, NULL);
-            for (long e = 0; e < came; e++) settle(p, b, (Py_ssize_t)events[e].data, events[e].res, writes);
-            if (came > 0) on_way -= came;
+        if (seen == came && on_way) {
+            seen = 0;
+            came = syscall(SYS_io_getevents, context, 1L, (long)AT_ONCE, events, NULL);
+            if (came < 0) came = 0;
+        }
+        if (seen < came) {
+            settle(p, b, (Py_ssize_t)events[seen].data, events[seen].res, writes);
+            seen++;
+            on_way--;
         }
     }
 }
