@@ -32,7 +32,7 @@ _PREFIX = struct.Struct("<4sHIQ")
 PREFIX_BYTES = _PREFIX.size
 
 
-class Envelope(msgspec.Struct, frozen=True, array_like=True):
+class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a page is encrypted with; see ``kvstore.encryption``."""
 
     key_id: bytes
@@ -42,7 +42,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     secret: bytes  # the checksum and the meta that the header does not tell
 
 
-class StoredForm(msgspec.Struct, frozen=True, array_like=True):
+class StoredForm(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What was done to a page's bytes before they were stored: made narrow, then encrypted, or one of the two."""
 
     length: int  # of what is stored
@@ -50,7 +50,7 @@ class StoredForm(msgspec.Struct, frozen=True, array_like=True):
     envelope: Envelope | None = None
 
 
-class PageHeader(msgspec.Struct, frozen=True, array_like=True):
+class PageHeader(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What every stored page says of itself. ``checksum`` is of the bytes in their form, before encryption."""
 
     key: bytes
@@ -61,7 +61,7 @@ class PageHeader(msgspec.Struct, frozen=True, array_like=True):
     form: StoredForm | None = None  # None: the page as it is
 
 
-class IndexRecord(msgspec.Struct, frozen=True, array_like=True):
+class IndexRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where a page lies in a slab. ``generation`` names the slab's life, ``sequence`` orders the writes in it."""
 
     header: PageHeader

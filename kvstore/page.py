@@ -97,12 +97,12 @@ class Namespace(NamedTuple):
     adapter: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PageMeta:
+class PageMeta(msgspec.Struct, frozen=True, gc=False):
     """What a page says of its block, so that a reopened tier can announce what it holds to the index.
 
     ``parent`` is the content hash of the block before it (``None`` for a first block); ``token_ids`` are little-endian
-    ``uint32`` bytes; ``salt`` and ``adapter`` are the namespace that the block was computed under.
+    ``uint32`` bytes; ``salt`` and ``adapter`` are the namespace that the block was computed under. Tiers keep one for
+    each page, out of the garbage collector's sight: one full round of it in an engine's process takes 0.1 s and more.
     """
 
     parent: bytes | None

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from dataclasses import dataclass
+
+import msgspec
 
 from kvstore.policies.lineage import PrefixPolicy
 from kvstore.policy import KeyT
@@ -31,8 +32,7 @@ _KEEP = 0.9  # of what was counted, each time that it is learned from: the far p
 _PRIOR_HITS, _PRIOR_PAGES = 0.02, 1.0
 
 
-@dataclass(slots=True)
-class _Seen:
+class _Seen(msgspec.Struct, gc=False):
     """A page, present or remembered. ``wanted_at`` is in arrivals."""
 
     kind: int

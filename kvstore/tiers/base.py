@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import msgspec
+
 from kvstore.latency import LatencyHistogram
 from kvstore.page import Namespace, PageKey, PageMeta, Tier
 
@@ -23,8 +25,7 @@ PIN_S = 600.0
 """How long a pin lasts whose owner does not say and does not come back for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(msgspec.Struct, frozen=True, gc=False):
     """One page on its way into a tier. ``data`` is valid during the call only; ``checksum`` is xxh3_64 of ``data``."""
 
     key: PageKey
@@ -34,16 +35,14 @@ class Page:
     expires_at_s: int = 0  # of the wall clock; 0: as the tier's own rule says
 
 
-@dataclass(frozen=True, slots=True)
-class NewPage:
+class NewPage(msgspec.Struct, frozen=True, gc=False):
     """One page whose bytes are still to be written to where a tier keeps it."""
 
     key: PageKey
     meta: PageMeta
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True, gc=False):
     """What a tier says of a page whose bytes it has just delivered and verified."""
 
     checksum: int

@@ -7,6 +7,7 @@ The benchmark gives keys as 64 hex digits and pages as rows of a uint8 tensor of
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,8 +41,10 @@ class Adapter:
         raise NotImplementedError
 
     def open(self) -> None:
-        """Open or reopen the store."""
+        """Open or reopen the store, in a process that has frozen what it started with, as engines do."""
         self.store = self.build()
+        gc.collect()
+        gc.freeze()
 
     def put_batch(self, keys: Sequence[str], src: torch.Tensor) -> list[bool]:
         """Store the rows of ``src``."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 import torch
+from msgspec import structs
 
 from kvstore.at_rest import AtRest
 from kvstore.encryption import KeyRing
@@ -347,7 +348,7 @@ def test_buffers_of_another_size_are_the_callers_error(bench: Bench) -> None:
     with pytest.raises(ValueError, match="4095"):
         bench.tier.get([key], [short])
     with pytest.raises(ValueError, match="4095"):
-        bench.tier.put([replace(page((key, meta)), data=short)])
+        bench.tier.put([structs.replace(page((key, meta)), data=short)])
     with pytest.raises(ValueError, match="1 keys"):
         bench.tier.get([key], buffers(2))
 
@@ -435,7 +436,7 @@ def test_a_pin_whose_owner_is_gone_ends(bench: Bench) -> None:
 @below_the_device
 def test_a_page_brings_its_end_with_it(bench: Bench) -> None:
     (entry,) = chain(1)
-    assert bench.tier.put([replace(page(entry), expires_at_s=1_800_000_010)]) == [True]
+    assert bench.tier.put([structs.replace(page(entry), expires_at_s=1_800_000_010)]) == [True]
     assert bench.reads([entry[0]]) == [page_data(entry[0])]
     bench.clock.now_s += 11
     assert bench.reads([entry[0]]) == [None]

@@ -10,7 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from kvstore.deadline import Allowance
 from kvstore.fetching import Target, report
@@ -199,7 +201,7 @@ class Shelf:
         wait_s = put_s + _TOKENS_WAIT_S - time.monotonic() if self.options.is_waiting_for_tokens else 0.0
         metas = self._book.lookup([key_content_hash(page.key) for page in pages], wait_s)
         return [
-            page if page.meta != _NAMELESS else replace(page, meta=meta or _NAMELESS, expires_at_s=0)
+            page if page.meta != _NAMELESS else structs.replace(page, meta=meta or _NAMELESS, expires_at_s=0)
             for page, meta in zip(pages, metas, strict=True)
         ]
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from kvstore.deadline import Allowance
 from kvstore.fetching import BufferTarget
@@ -269,7 +270,7 @@ def test_pages_are_completed_on_their_way_down(tmp_path: Path) -> None:
 
     def complete(pages: list[Page], put_s: float) -> list[Page]:
         assert 0 < put_s <= time.monotonic()
-        return [replace(each, meta=late) for each in pages]
+        return [structs.replace(each, meta=late) for each in pages]
 
     store = PageStore([host(), disk], PATIENT, complete=complete)
     store.put([page(entry) for entry in chain(3)])
