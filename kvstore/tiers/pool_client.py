@@ -87,23 +87,17 @@ class PoolClient:
     ) -> list[Reply | Unavailable]:
         """Store for each name a head and a body, for so many ms (0: for good); return the replies."""
 
+        window = max(1, self._options.put_bytes // max(1, len(values[0][1]) if values else 1))
+
         def work(connection: Connection, places: Sequence[int], until_s: float) -> list[Reply]:
-            parts: list[bytes | memoryview] = []
-            for place in places:
-                name, (head, body, ttl_ms) = names[place], values[place]
-                size = len(head) + len(body)
-                start = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n%s" % (
-                    5 if ttl_ms else 3,
-                    len(name),
-                    name,
-                    size,
-                    head,
+            replies: list[Reply] = []
+            for start in range(0, len(places), window):
+                part = places[start : start + window]
+                connection.send(
+                    [piece for place in part for piece in _set_command(names[place], *values[place])], until_s
                 )
-                ttl = b"%d" % ttl_ms
-                end = b"\r\n$2\r\nPX\r\n$%d\r\n%s\r\n" % (len(ttl), ttl) if ttl_ms else b"\r\n"
-                parts += [start, body, end]
-            connection.send(parts, until_s)
-            return [connection.reply(until_s) for _ in places]
+                replies += [connection.reply(until_s) for _ in part]
+            return replies
 
         return self._route(names, deadline_s, work)
 
@@ -185,6 +179,13 @@ class PoolClient:
             server.breaker.trip(f"it says {refused.message}")
             return [UNAVAILABLE if _code(answer) in _OF_NO_USE else answer for answer in answers]
         return list(answers)
+
+
+def _set_command(name: bytes, head: bytes, body: memoryview, ttl_ms: int) -> tuple[bytes, memoryview, bytes]:
+    words, size = 5 if ttl_ms else 3, len(head) + len(body)
+    start = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n%s" % (words, len(name), name, size, head)
+    ttl = b"%d" % ttl_ms
+    return start, body, b"\r\n$2\r\nPX\r\n$%d\r\n%s\r\n" % (len(ttl), ttl) if ttl_ms else b"\r\n"
 
 
 def _code(answer: object) -> str:
