@@ -26,8 +26,8 @@ class PoolOptions:
     write_s: Allowance = field(
         default_factory=lambda: Allowance(fixed_s=2.0)
     )  # of one put or remove, behind the engine
-    request_bytes: int = 256 << 10  # of answers asked for at once, or one page: what waits in the way costs both ends
-    put_bytes: int = 512 << 10  # sent before the server has answered, or one page: likewise
+    request_bytes: int = 1 << 20  # of answers asked for at once: larger ones cost the server fresh memory
+    put_bytes: int = 512 << 10  # sent before the server has answered, or one page: what waits in the way costs both
     at_rest: AtRest = field(default_factory=at_rest_from_environment)
     breaker: BreakerOptions = field(default_factory=BreakerOptions)
 
