@@ -107,6 +107,8 @@ class _Key:
     run: str
 
 
+#: The key of a line that is never written, for what columns there are.
+_NO_KEY = _Key(0, "1970-01", "", "", "", "", "", "", "", "", "fresh", "", "", is_correction=False, run="")
 #: Of a key what others than this program chose, clients among them.
 _NAMES = ("tenant", "team", "model", "instance", "region", "rule", "run")
 
@@ -147,12 +149,11 @@ class FocusExport:
         return found
 
     def write(self, file: TextIO) -> int:
-        """Write CSV; return the number of lines."""
-        count, writer = 0, None
+        """Write CSV, of no line the header alone; return the number of lines."""
+        header = list(_line(_NO_KEY, _Sum(None, None), self.currency, self.options))
+        writer, count = csv.DictWriter(file, header, lineterminator="\n"), 0
+        writer.writeheader()
         for line in self.lines():
-            if writer is None:
-                writer = csv.DictWriter(file, list(line), lineterminator="\n")
-                writer.writeheader()
             writer.writerow(line)
             count += 1
         return count

@@ -83,6 +83,17 @@ def test_detail_has_runs_and_the_same_money(ledger: tuple[list[LedgerRow], dict[
     assert {"run-0", "run-1"} <= {line["x_RunId"] for line in lines}
 
 
+@pytest.mark.parametrize("detail", [False, True])
+def test_a_dataset_of_nothing_is_the_header_alone(
+    ledger: tuple[list[LedgerRow], dict[str, PriceBook]], detail: bool
+) -> None:
+    rows, books = ledger
+    some, none = io.StringIO(), io.StringIO()
+    export(rows, books, "USD", FocusOptions(detail=detail)).write(some)
+    assert export([], books, "USD", FocusOptions(detail=detail)).write(none) == 0
+    assert none.getvalue() == some.getvalue().splitlines(keepends=True)[0]
+
+
 def test_names_that_clients_chose_run_nothing(ledger: tuple[list[LedgerRow], dict[str, PriceBook]]) -> None:
     rows, books = ledger
     named = [replace(row, team="=cmd()", run_id="@\x1b[31m") for row in rows if row.amount_nano is not None]
