@@ -97,12 +97,10 @@ def run(args: argparse.Namespace) -> int:
 
 def ledger_place(args: argparse.Namespace) -> Place:
     """Return the ledger that the arguments name. Raises ``SettingsError``, ``LedgerError``."""
-    if args.ledger is not None and "://" not in args.ledger:
-        return Path(args.ledger)
-    settings = settings_of(args)
-    if args.ledger is not None:
-        return ledger_at(args.ledger, settings.ledger_journal_path)
-    return ledger_place_of(settings)
+    settings = settings_of(args)  # first: what is wrong in them is told whatever else is named
+    if args.ledger is None:
+        return ledger_place_of(settings)
+    return ledger_at(args.ledger, settings.ledger_journal_path) if "://" in args.ledger else Path(args.ledger)
 
 
 def _report(args: argparse.Namespace) -> int:

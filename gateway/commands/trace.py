@@ -37,7 +37,6 @@ _FORMATS: Final = ("jsonl", "otlp", "perfetto", "requests")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_traces_argument(parser, "--store")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     listing = actions.add_parser("list", help="the most recent runs, newest first")
@@ -82,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     export.add_argument("--format", choices=_FORMATS, default="jsonl", help="(default %(default)s)")
     export.add_argument("--output", type=Path, metavar="FILE", help="where to (default: standard output)")
     _add_tenant(export)
+    add_traces_argument(parser, listing, show, diff, tail, total, export, name="--store")
     add_settings_arguments(parser, listing, show, diff, tail, total, export)
 
 

@@ -9,23 +9,23 @@ from collections.abc import Mapping
 from billing.errors import ReportError
 from gateway import assembly
 from gateway.commands.moments import parse_moment
-from gateway.settings.arguments import settings_of
+from gateway.settings.arguments import add_to_all, settings_of
 from tracing.store import TraceStore
 from tracing.store_database import Place, database_at
 
 
-def add_traces_argument(parser: argparse.ArgumentParser, name: str = "--traces") -> None:
-    """Declare it. The parser has ``--config`` and ``--home`` as well."""
-    parser.add_argument(
-        name, dest="traces", metavar="PATH|URL", help="the trace store to read (default: the settings' one)"
-    )
+def add_traces_argument(
+    parser: argparse.ArgumentParser, *actions: argparse.ArgumentParser, name: str = "--traces"
+) -> None:
+    """Declare it: before a command's action or behind it. The parser has ``--config`` and ``--home`` as well."""
+    text = "the trace store to read (default: the settings' one)"
+    add_to_all(name, parser, actions, dest="traces", metavar="PATH|URL", help=text)
 
 
 def trace_place(args: argparse.Namespace) -> Place:
     """Return where it is. Raises ``SettingsError``, ``TraceStoreError``."""
-    if args.traces is not None:
-        return database_at(args.traces)
-    return assembly.trace_place(settings_of(args))
+    settings = settings_of(args)  # first: what is wrong in them is told whatever else is named
+    return assembly.trace_place(settings) if args.traces is None else database_at(args.traces)
 
 
 def opened_traces(args: argparse.Namespace) -> TraceStore:

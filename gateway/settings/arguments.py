@@ -25,13 +25,15 @@ def add_to_all(
     actions: Iterable[argparse.ArgumentParser],
     *,
     type: Callable[[str], object] = str,
+    dest: str | None = None,
     metavar: str,
     help: str,
 ) -> None:
     """Declare an option of a command and of its actions. What stands before an action holds unless it is said again."""
-    parser.add_argument(name, type=type, metavar=metavar, help=help)
+    dest = dest or name.removeprefix("--")
+    parser.add_argument(name, type=type, dest=dest, metavar=metavar, help=help)
     for action in actions:
-        action.add_argument(name, type=type, metavar=metavar, help=help, default=argparse.SUPPRESS)
+        action.add_argument(name, type=type, dest=dest, metavar=metavar, help=help, default=argparse.SUPPRESS)
 
 
 def settings_of(args: argparse.Namespace) -> Settings:

@@ -159,3 +159,20 @@ def test_settings_may_stand_before_an_action_and_behind_it(
     ):
         assert main(line) == 1
         assert f"{wrong}: server.prot: there is no such setting" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report", "--ledger", "none"), ("ledger", "verify", "--ledger", "none"), ("doctor", "--traces", "none"),
+        ("credits", "list", "--ledger", "none"), ("trace", "list", "--store", "none"),
+        ("trace", "--store", "none", "list"),
+    ],
+)  # fmt: skip
+def test_settings_that_are_named_are_read_whatever_else_is_named(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("[server]\nprot = 1\n")
+    assert main([*words, "--config", str(wrong)]) == 1
+    assert f"{wrong}: server.prot: there is no such setting" in capsys.readouterr().err
