@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "trace", type=Path, metavar="TRACE", help="rst1, Mooncake or keepwarm-requests-1; maybe gzipped"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON; - is the terminal")
-    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw it")
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw it, as SVG")
     fleet = parser.add_argument_group("fleet (sizes: 1.5TB, 300GB, 512MiB; tokens: 1.3M)")
     fleet.add_argument(
         "--instances", type=whole_number(1, _MOST_INSTANCES), default=4, metavar="N", help="default: %(default)s"
@@ -118,9 +118,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do it; return the exit status: 0, or 1 when something is wrong with the trace, a parameter or the price book."""
     try:
-        for path in (args.json, args.picture):
-            if path is not None and (path.is_dir() or not path.parent.is_dir()):  # told before hours of work
-                raise ParameterError(f"{path} cannot be written")
+        _check_files(args)  # told before hours of work
+        _check_contradictions(args)
         return _replay(args) if args.store is None else _place(args)
     except (ReplayError, BillingError) as error:
         print(f"keepwarm replay: {error}", file=sys.stderr)
@@ -128,6 +127,38 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:  # of a file that is to be written: one that is read has words of its own
         print(f"keepwarm replay: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    written = [path for path in (args.json, args.picture) if path is not None and str(path) != "-"]
+    for path in written:
+        if path.is_dir() or not path.parent.is_dir():
+            raise ParameterError(f"{path} cannot be written")
+        if path.resolve() == args.trace.resolve():
+            raise ParameterError(f"{path} is the trace itself")
+    if len({path.resolve() for path in written}) < len(written):
+        raise ParameterError(f"--json and --picture name one file: {args.picture}")
+    if args.picture is not None and args.picture.suffix.lower() != ".svg":
+        raise ParameterError(f"--picture {args.picture}: pictures are SVG; name a file that ends in .svg")
+
+
+def _check_contradictions(args: argparse.Namespace) -> None:
+    """Refuse what would be without effect. What has a default can't be told from what was said, and is let through."""
+    if args.store is None and args.run_ends:
+        raise ParameterError("--run-ends is of a page store: name its policies by --store")
+    if args.store is not None and (args.picture is not None or args.prices is not None):
+        raise ParameterError("--store replays page stores, without a fleet: nothing is drawn or billed")
+    if args.prices is None and (args.price_model is not None or args.starts_at is not None):
+        raise ParameterError("--price-model and --starts-at say how to bill: name a price book by --prices")
+
+
+def _loaded(args: argparse.Namespace, **options: int) -> Workload:
+    workload = load_workload(args.trace, **options)
+    if lines := workload.early_lines:
+        more = "" if len(lines) == 1 else f", as in {len(lines) - 1:,} further lines"
+        told = f"{args.trace}, line {lines[0]:,}: the time goes back{more}; requests are replayed in order of time"
+        print(f"keepwarm replay: warning: {told}", file=sys.stderr)
+    return workload
 
 
 def parse_size(text: str) -> int:
@@ -147,7 +178,7 @@ def _place(args: argparse.Namespace) -> int:
         raise ParameterError(f"--store-tokens: {error}") from None
     if args.store_page < 1:
         raise ParameterError("--store-page must be at least 1")
-    workload = load_workload(args.trace, args.store_page)
+    workload = _loaded(args, segment_tokens=args.store_page)
     order = arrivals(workload, args.store_sessions)
     policies = {name: EVICTION_POLICIES[name] for name in names}
     quiet = args.json is not None and str(args.json) == "-"
@@ -164,7 +195,7 @@ def _place(args: argparse.Namespace) -> int:
 
 def _replay(args: argparse.Namespace) -> int:
     fleet, pricing, policies = _fleet(args), _pricing(args), _names(args.policy, POLICIES)
-    workload = load_workload(args.trace)
+    workload = _loaded(args)
     load = _load(args, workload, fleet)
     quiet = args.json is not None and str(args.json) == "-"
     if not quiet:

@@ -47,6 +47,7 @@ class Workload:
     segment_tokens: list[int]
     segment_end_tokens: list[int]  # tokens from the prompt's start to the segment's end
     segment_hashes: list[HashArray]
+    early_lines: tuple[int, ...] = ()  # of an open trace: lines whose request came before that of the line above
 
     @property
     def prompt_tokens(self) -> int:
@@ -87,7 +88,10 @@ def build_workload(
     tree = _BlockTree(header.block_tokens, segment_tokens)
     former: dict[tuple[int, int], list[int]] = {}
     ended: list[tuple[TraceRequest, int]] = []
+    early: list[int] = []
     for row in rows:
+        if ended and not header.closed and row.at_s < ended[-1][0].at_s:
+            early.append(row.line)
         key = (row.session, row.context)
         before = former.get(key, [])
         if row.keep > len(before):
@@ -100,8 +104,8 @@ def build_workload(
         ended.append((request, nodes[full - 1] if full else _ROOT))
         tree.end(nodes, full)
     if not ended:
-        raise TraceError(source, 1, "there is no request in it")
-    return _assemble(header, tree, ended)
+        raise TraceError(source, None, "there is no request in it")
+    return _assemble(header, tree, ended, early)
 
 
 _ROOT = -1
@@ -165,7 +169,9 @@ class _BlockTree:
         return of_block, starts, parents
 
 
-def _assemble(header: TraceHeader, tree: _BlockTree, ended: list[tuple[TraceRequest, int]]) -> Workload:
+def _assemble(
+    header: TraceHeader, tree: _BlockTree, ended: list[tuple[TraceRequest, int]], early: Sequence[int]
+) -> Workload:
     of_block, starts, parents = tree.segments()
     flat = np.array(tree.hashes, dtype=np.uint64)
     stops = [*starts, len(flat)][1:]
@@ -189,7 +195,7 @@ def _assemble(header: TraceHeader, tree: _BlockTree, ended: list[tuple[TraceRequ
         for request in requests:
             request.at_s -= begin_s
     hashes = [flat[start:stop] for start, stop in zip(starts, stops, strict=True)]
-    return Workload(header, requests, tokens, end_tokens, hashes)
+    return Workload(header, requests, tokens, end_tokens, hashes, tuple(early))
 
 
 def _link_sessions(requests: Iterable[TraceRequest]) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -288,15 +289,50 @@ def test_of_a_single_request_rates_are_by_what_it_took(tmp_path: Path, capsys: p
         (("agents.rst.gz", "--index-bytes", "1"), "262,144 at least"),
         (("agents.rst.gz", "--json", "/no/such/folder/x.json"), "cannot be written"),
         (("agents.rst.gz", "--picture", "/no/such/folder/x.svg"), "cannot be written"),
+        (("agents.rst.gz", "--picture", "x.png"), "ends in .svg"),
+        (("agents.rst.gz", "--picture", "x"), "ends in .svg"),
+        (("agents.rst.gz", "--json", "./agents.rst.gz"), "is the trace itself"),
+        (("agents.rst.gz", "--json", "x.svg", "--picture", "./x.svg"), "name one file"),
+        (("agents.rst.gz", "--run-ends"), "--run-ends is of a page store"),
+        (("agents.rst.gz", "--store", "lfu", "--picture", "x.svg"), "nothing is drawn"),
+        (("agents.rst.gz", "--starts-at", "2026-01-01"), "name a price book"),
         (("agents.rst.gz", "--device-tokens", "10"), "no request was served"),
         (("nowhere.rst.gz",), "nowhere.rst.gz: No such file"),
         (("agents.rst.gz", "--prices", "nowhere.toml"), "nowhere.toml"),
     ],
 )
-def test_what_makes_no_sense_is_told(words: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    status, _, told = run(capsys, str(TRACES / words[0]), *words[1:])
+def test_what_makes_no_sense_is_told(
+    words: tuple[str, ...],
+    problem: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shutil.copytree(TRACES, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    status, _, told = run(capsys, *words)
     assert status == 1
     assert problem in told
+
+
+@pytest.mark.parametrize("options", [(), ("--store", "lfu")])
+def test_a_time_that_goes_back_is_warned_of_and_put_in_order(
+    options: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = '{"timestamp": %d, "input_length": 700, "output_length": 3, "hash_ids": [%d]}\n'
+    trace, sorted_trace = tmp_path / "t.jsonl", tmp_path / "other" / "t.jsonl"
+    sorted_trace.parent.mkdir()
+    trace.write_text(line % (9000, 1) + line % (1000, 2) + line % (5000, 1))
+    sorted_trace.write_text(line % (1000, 2) + line % (5000, 1) + line % (9000, 1))
+    status, shown, told = run(capsys, str(trace), *options, "--json", "-")
+    assert status == 0
+    assert f"{trace}, line 2: the time goes back" in told
+    status, expected, told = run(capsys, str(sorted_trace), *options, "--json", "-")
+    assert (status, told) == (0, "")
+    first, second = json.loads(shown), json.loads(expected)
+    for policy in (*first.get("policies", ()), *second.get("policies", ())):
+        policy.pop("measured")  # of this machine
+    assert first == second
 
 
 @pytest.mark.parametrize(

@@ -66,13 +66,19 @@ def test_open_traces_begin_at_their_first_arrival(tmp_path: Path) -> None:
         ([1, 0, 0, 0, 100, 1, 0, [5]], "pairs"),
         ([1, 0, 0, 0, 100, 1, 0, [5, -1]], "count of a run"),
         ([1, 0, 0, 0, 100, 1, 0, [5, 10**12]], "count of a run"),
-        ([1, 0, 0, 0, 0, 1, 0, []], "prompt's tokens"),
+        ([1, 0, 0, 0, 0, 1, 0, []], "in must be"),
+        ([1, 0, 0, 0, 1 << 40, 1, 0, []], "in must be a whole number of 1 to 1,099,511,627,775"),
+        ([1, 0, 0, 0, None, 1, 0, []], "in is missing"),
+        ([-1, 0, 0, 0, 100, 1, 1, []], "names no session"),
+        ([1, 0, "x" * 10_000, 0, 100, 1, 0, []], "xxx...xxx"),
         ([1, 0, -2, 0, 100, 1, 0, []], "t must be"),
         ([1, 0, 0, "x", 100, 1, 0, []], "think must be"),
         ([1, 0, 0, True, 100, 1, 0, []], "think must be"),
         ([1, 0, 0, 0, 100, 1, 9, []], "keeps 9 blocks of a request that had 1"),
         ({"in": 1}, "8 items"),
-        ("{broken\n", "JSON"),
+        ("{broken\n", "at character 2"),
+        ("[" * 100_000 + "\n", "nested too deeply"),
+        ("[" + " " * (16 << 20) + "]\n", "longer than 16 MiB"),
     ],
 )
 def test_a_malformed_row_is_told_with_its_line(tmp_path: Path, line: object, words: str) -> None:
@@ -85,10 +91,12 @@ def test_a_malformed_row_is_told_with_its_line(tmp_path: Path, line: object, wor
     ("first", "words"),
     [
         ([1, 2], "starts with an object"),
-        ({"format": "parquet"}, "unknown format"),
+        ({"format": "parquet"}, "unknown format 'parquet'"),
+        ({"messages": []}, "neither a header"),
         ({**RST1, "block": 0}, "block must be"),
         ({**RST1, "closed": "yes"}, "closed must be"),
         ("\x00\x01", "JSON"),
+        ({"timestamp": 1, "hash_ids": [1], "output_length": 1}, "input_length is missing"),
     ],
 )
 def test_a_bad_first_line_is_told(tmp_path: Path, first: object, words: str) -> None:
@@ -104,8 +112,25 @@ def test_unknown_members_of_our_format_are_refused(tmp_path: Path) -> None:
 
 def test_an_empty_and_a_missing_and_a_cut_file_are_errors(tmp_path: Path) -> None:
     assert "no request" in str(problem_of(write(tmp_path / "h", RST1)))
-    assert "starts with an object" in str(problem_of(write(tmp_path / "e")))
+    assert str(problem_of(write(tmp_path / "e"))).endswith("e: it is empty")
     assert "No such file" in str(problem_of(tmp_path / "gone"))
     cut = tmp_path / "cut.gz"
     cut.write_bytes(gzip.compress(json.dumps(RST1).encode() * 50)[:60])
-    assert problem_of(cut).line >= 1
+    assert "gzip file is cut off" in str(problem_of(cut))
+    cut.write_bytes(gzip.compress(b"")[:10] + b"\xff" * 100)  # a header, and a block of a type that there is not
+    assert "damaged" in str(problem_of(cut))
+
+
+def test_a_second_header_is_told(tmp_path: Path) -> None:
+    assert "second header" in str(problem_of(write(tmp_path / "o", OWN, {"in": 4, "out": 1, "blocks": []}, OWN)))
+
+
+def test_lines_whose_time_goes_back_are_known_where_times_count(tmp_path: Path) -> None:
+    rows = [{"t": t, "in": 9, "out": 1, "blocks": [], "session": 1} for t in (5, 2, 3, 1)]
+    assert load_workload(write(tmp_path / "o", OWN, *rows)).early_lines == (3, 5)
+    assert load_workload(write(tmp_path / "c", {**OWN, "closed": True}, *rows)).early_lines == ()
+
+
+def test_moments_since_the_epoch_are_times_in_milliseconds_too(tmp_path: Path) -> None:
+    row = {"timestamp": 1_764_547_200_000, "input_length": 700, "output_length": 3, "hash_ids": [0]}
+    assert load_workload(write(tmp_path / "m", row)).span_s == 0
