@@ -8,7 +8,7 @@
 * ``bytes_per_block``: growth of the resident set of a fresh process that is told 10 million blocks (aliases included)
   in chains of 64 spread over 64 instances; ``bytes_per_extra_holder``: and then a second holder for each.
 * ``decision_ms`` at 8k tokens that add 500, ``decision_ms_5k`` and ``decision_ms_100k`` that add 300, ``body_ms_…`` and
-  ``decision_parts_ms``: an agent's next step from its bytes to the chosen instance (``tests/bench/decision.py``).
+  ``decision_parts_ms``: an agent's next step from its bytes to the chosen instance (``tests/bench/_decision.py``).
 * ``soak``: resident set after the first half and at the end of many unique prompts under a small budget.
 
 ``peers``: ``naive`` is the oracle in dictionaries. ``dynamo`` is ``RadixTree`` of ``ai-dynamo-runtime``, run in the
@@ -46,7 +46,7 @@ from radix_index.base import HashArray, PrefixIndex
 from radix_index.index import RadixIndex
 from radix_index.naive import NaiveIndex
 from radix_index.source import SourceFold
-from tests.bench.decision import measure_decisions
+from tests.bench._decision import measure_decisions
 
 INSTANCES, MATCH_BLOCKS, CHAIN = 64, 512, 64
 DYNAMO_VARIABLE = "KEEPWARM_DYNAMO_PYTHON"
