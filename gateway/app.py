@@ -151,8 +151,8 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
         stack.push_async_callback(asyncio.to_thread, ledger.close, _FLUSH_S)
         for book in shelf.books:
             await asyncio.to_thread(ledger.register, book)
-        responses = ResponseStore(settings.response_path)
-        stack.push_async_callback(asyncio.to_thread, responses.close)
+        kept_responses = ResponseStore(settings.response_path)
+        stack.push_async_callback(asyncio.to_thread, kept_responses.close)
         spans = span_export(settings)
         if spans is not None:
             stack.push_async_callback(asyncio.to_thread, spans.close, _FLUSH_S)
@@ -280,12 +280,13 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
         )
         edge_options = EdgeOptions(body_cap_bytes=settings.server.body_cap_bytes)
         app = make_app(edge_options)
+        responses = Responses(kept_responses)
         edge = Edge(
             pipeline,
             keys=keys.ring,
             models=models,
-            tokens=Tokens(models, prompts, fleet, client),
-            responses=Responses(responses),
+            tokens=Tokens(models, prompts, fleet, client, responses),
+            responses=responses,
             options=edge_options,
         )
         app.add_routes(edge.routes())

@@ -149,7 +149,9 @@ class Edge:
         for root in paths.ROOTS:
             for path, protocol in self._protocols.items():
                 found.append(web.post(f"{root}{path}", self._completion(protocol)))
-            found.append(web.post(f"{root}/messages/count_tokens", self._told(self._tokens.count)))
+            found.append(web.post(f"{root}/messages/count_tokens", self._told(self._tokens.count_message)))
+            found.append(web.post(f"{root}/responses/input_tokens", self._told(self._tokens.count_response)))
+            found.append(web.post(f"{root}/responses/compact", self._no_compaction))
             found.append(web.post(f"{root}/tokenize", self._told(self._tokens.tokenize)))
             found.append(web.post(f"{root}/detokenize", self._told(self._tokens.detokenize)))
             kept, responses = f"{root}/responses/{{id}}", self._responses
@@ -205,6 +207,15 @@ class Edge:
     async def _document(self, request: web.Request) -> web.Response:
         return web.Response(body=document(), content_type="application/json")
 
+    async def _no_compaction(self, request: web.Request) -> web.Response:
+        """Refuse: a compacted conversation is sealed for its vendor's models, and no engine could go on from one."""
+        self._keys.authenticate(request.headers)
+        raise BadRequest(
+            "responses/compact is not served: no engine here could read what it returns;"
+            " send the conversation, or a summary of it",
+            code="endpoint_not_supported",
+        )
+
     async def _list_models(self, request: web.Request) -> web.Response:
         caller = self._keys.authenticate(request.headers)
         return web.json_response(model_list(self._models.visible(caller), is_anthropic=_is_anthropic(request)))
@@ -236,8 +247,10 @@ async def errors_in_shape(request: web.Request, handler: Handler) -> web.StreamR
     except LedgerUnavailable:
         return error_response(LedgerAway("the ledger cannot be read now", retry_after_s=5), is_anthropic=is_anthropic)
     except web.HTTPMethodNotAllowed as refusal:
-        answer = error_response(MethodNotAllowed(f"{request.method} is not allowed here"), is_anthropic=is_anthropic)
-        answer.headers[hdrs.ALLOW] = refusal.headers.get(hdrs.ALLOW, "")
+        allowed = refusal.headers.get(hdrs.ALLOW, "")
+        why = f"there is no {request.method} {request.path[:200]} here, only {allowed.replace(',', ', ')}"
+        answer = error_response(MethodNotAllowed(why), is_anthropic=is_anthropic)
+        answer.headers[hdrs.ALLOW] = allowed
         return answer
     except web.HTTPNotFound:
         missing = NotFound(f"there is no {request.method} {request.path[:200]} here", code="unknown_url")

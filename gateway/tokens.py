@@ -1,4 +1,5 @@
-"""Prompts as token ids, for clients: ``/tokenize``, ``/detokenize``, and Anthropic's ``count_tokens``.
+"""Prompts as token ids, for clients: ``/tokenize``, ``/detokenize``, Anthropic's ``count_tokens`` and OpenAI's
+``input_tokens``.
 
 They are answered from the model's own tokenizer and template where this gateway has them, with what it counts prompts
 by; else by an engine that has them. Nothing is computed for them, so they leave no row.
@@ -21,9 +22,10 @@ from gateway.identity import Caller
 from gateway.models import ModelDirectory
 from gateway.prompts import PromptBook
 from gateway.protocols.anthropic.protocol import MESSAGES
-from gateway.protocols.base import Sent, model_of, objects, scan_body
+from gateway.protocols.base import Ask, Sent, model_of, objects, scan_body
 from gateway.protocols.dialog import Reading
 from gateway.protocols.openai_errors import engine_words
+from gateway.protocols.responses.protocol import Responses
 from gateway.reading import read_aside
 
 Json = dict[str, object]
@@ -37,8 +39,11 @@ _ENGINE_S = 30.0
 class Tokens:
     """Answers what texts and conversations are as tokens. Every method raises ``GatewayError``."""
 
-    def __init__(self, models: ModelDirectory, prompts: PromptBook, fleet: Fleet, client: UpstreamClient) -> None:
+    def __init__(
+        self, models: ModelDirectory, prompts: PromptBook, fleet: Fleet, client: UpstreamClient, responses: Responses
+    ) -> None:
         self._models, self._prompts, self._fleet, self._client = models, prompts, fleet, client
+        self._responses = responses
 
     async def tokenize(self, body: bytes, caller: Caller) -> Json:
         """Return ``tokens``, ``count`` and ``max_model_len`` of a ``prompt`` or of ``messages`` (with ``tools``)."""
@@ -70,9 +75,19 @@ class Tokens:
 
         return await self._ours(model, decode) or await self._engines(model, "/detokenize", asked.sent)
 
-    async def count(self, body: bytes, caller: Caller) -> Json:
+    async def count_message(self, body: bytes, caller: Caller) -> Json:
         """Return how many tokens a Messages request's prompt has. Nothing of it is cached by being counted."""
         ask = await read_aside(lambda told: MESSAGES.read(scan_body(told), needs_limit=False), body)
+        return {"input_tokens": await self._count(ask, caller)}
+
+    async def count_response(self, body: bytes, caller: Caller) -> Json:
+        """Return how many tokens a Responses request's prompt has, with all that it continues and refers to."""
+        sent = await read_aside(scan_body, body)
+        past = await self._responses.past(sent.form, caller.identity.tenant)
+        ask = await asyncio.to_thread(self._responses.read, sent, past)  # a short body may continue a long conversation
+        return {"object": "response.input_tokens", "input_tokens": await self._count(ask, caller)}
+
+    async def _count(self, ask: Ask, caller: Caller) -> int:
         model = self._models.resolve(ask.model, caller)
         if ask.refusal is not None:
             raise ask.refusal
@@ -84,7 +99,7 @@ class Tokens:
             told = await self._engines(model, "/tokenize", await read_aside(scan_body, msgspec.json.encode(question)))
         if not isinstance(count := told.get("count"), int):
             raise UpstreamUnusable("the engine told no count")
-        return {"input_tokens": count}
+        return count
 
     async def _ours(self, model: str, work: _Work) -> Json | None:
         try:

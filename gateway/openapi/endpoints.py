@@ -67,6 +67,10 @@ def endpoint_paths() -> dict[str, dict[str, Schema]]:
                 ],
             )
         },
+        "/responses/input_tokens": {
+            "post": _asks("CountInputRequest", "InputTokens", "Count what a response would be asked with", _OPENAI)
+        },
+        "/responses/compact": {"post": operation("Refused: no engine could read what it would return", _OPENAI, {})},
         f"{response}/cancel": {
             "post": operation("Refused: nothing runs in the background", _OPENAI, {}, parameters=[_ID])
         },

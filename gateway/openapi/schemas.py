@@ -78,6 +78,23 @@ _THOUGHT = members({"type": constant("thinking"), "thinking": STRING})
 _USE = members({"type": constant("tool_use"), "id": STRING, "name": STRING, "input": OBJECT})
 _MODES: Schema = {"enum": ["auto", "none", "required", None]}
 
+_RESPONSES_NEEDS: Mapping[str, Schema] = {"model": MODEL, "input": {"anyOf": [STRING, listed(ref("Item"))]}}
+_RESPONSES_REQUEST: Mapping[str, Schema] = {
+    "instructions": {"type": ["string", "null"]},
+    "tools": {"anyOf": [listed(ref("FunctionTool")), {"type": "null"}]},
+    "tool_choice": {"anyOf": [_MODES, members({"type": constant("function"), "name": STRING})]},
+    "parallel_tool_calls": FLAG,
+    "max_output_tokens": LIMIT,
+    "temperature": NUMBER,
+    "top_p": NUMBER,
+    "text": maybe(members({}, {"format": maybe(ref("TextFormat")), "verbosity": {"type": ["string", "null"]}})),
+    "reasoning": maybe(members({}, {"effort": {"type": ["string", "null"]}})),
+    "include": {"anyOf": [listed(STRING), {"type": "null"}]},
+    "previous_response_id": {"type": ["string", "null"]},
+    "store": FLAG,
+    "user": {"type": ["string", "null"]},
+}
+
 SCHEMAS: Mapping[str, Schema] = {
     "ChatRequest": members({"model": MODEL}, {"messages": ANYTHING, **_OPENAI_STREAMED}, description=_ENGINE_JUDGES),
     "CompletionRequest": members(
@@ -95,25 +112,11 @@ SCHEMAS: Mapping[str, Schema] = {
     ),
     "CountTokensRequest": members(_MESSAGES_NEEDS, _MESSAGES_REQUEST),
     "ResponsesRequest": members(
-        {"model": MODEL, "input": {"anyOf": [STRING, listed(ref("Item"))]}},
-        {
-            "instructions": {"type": ["string", "null"]},
-            "tools": {"anyOf": [listed(ref("FunctionTool")), {"type": "null"}]},
-            "tool_choice": {"anyOf": [_MODES, members({"type": constant("function"), "name": STRING})]},
-            "parallel_tool_calls": FLAG,
-            "max_output_tokens": LIMIT,
-            "temperature": NUMBER,
-            "top_p": NUMBER,
-            "text": maybe(members({}, {"format": maybe(ref("TextFormat")), "verbosity": {"type": ["string", "null"]}})),
-            "reasoning": maybe(members({}, {"effort": {"type": ["string", "null"]}})),
-            "include": {"anyOf": [listed(STRING), {"type": "null"}]},
-            "previous_response_id": {"type": ["string", "null"]},
-            "store": FLAG,
-            "user": {"type": ["string", "null"]},
-            **_STREAMED,
-        },
+        _RESPONSES_NEEDS,
+        {**_RESPONSES_REQUEST, **_STREAMED},
         description="OpenAI's Responses. What cannot be translated for an engine is refused by name.",
     ),
+    "CountInputRequest": members(_RESPONSES_NEEDS, _RESPONSES_REQUEST),
     "TokenizeRequest": members(
         {"model": MODEL},
         {
@@ -205,6 +208,7 @@ SCHEMAS: Mapping[str, Schema] = {
         }
     ),
     "TokenCount": members({"input_tokens": COUNT}),
+    "InputTokens": members({"object": constant("response.input_tokens"), "input_tokens": COUNT}),
     "Response": members(
         {
             "id": TEXT,

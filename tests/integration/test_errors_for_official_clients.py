@@ -65,8 +65,9 @@ CALLS: dict[str, Call] = {
         lambda c, m, t: c.messages.create(model=m, messages=_said(t), max_tokens=4, stream=True)
     ),
     "count_tokens": _claude(lambda c, m, t: c.messages.count_tokens(model=m, messages=_said(t))),
+    "input_tokens": _gpt(lambda c, m, t: c.responses.input_tokens.count(model=m, input=t)),
 }
-generating = [name for name in CALLS if name != "count_tokens"]
+generating = [name for name in CALLS if name not in ("count_tokens", "input_tokens")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -167,14 +167,13 @@ async def test_the_other_apis_ask_the_same_prompt_and_are_steps_of_one_run(clien
         said = {"role": "assistant", "content": message.content[0].text}  # type: ignore[union-attr]
         items: list[Any] = [*messages[1:], question, said, {"role": "user", "content": "And on shelf three?"}]
         await settled(client)
-        response = strictly(
-            await gpt.responses.create(
-                model=MODEL, instructions=messages[0]["content"], input=items, max_output_tokens=6, temperature=0
-            )
-        )
+        ask = {"model": MODEL, "instructions": messages[0]["content"], "input": items}
+        counted_items = strictly(await gpt.responses.input_tokens.count(**ask))
+        response = strictly(await gpt.responses.create(**ask, max_output_tokens=6, temperature=0))
         third = await client.record(str(response._request_id))
     assert response.usage is not None
     assert response.usage.input_tokens == third.usage.prompt_tokens == third.gateway_prompt_tokens
+    assert response.usage.input_tokens == counted_items.input_tokens
     assert response.usage.input_tokens_details.cached_tokens >= second.usage.prompt_tokens // PAGE * PAGE
     for record in (second, third):
         _agrees(record)

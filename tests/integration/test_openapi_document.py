@@ -29,6 +29,7 @@ ASKED: list[tuple[str, str, Json | None]] = [
     ("post", "/v1/responses", {"model": "m", "input": "hi"}),
     ("post", "/v1/messages", {"model": "m", "max_tokens": 4, "messages": HI}),
     ("post", "/v1/messages/count_tokens", {"model": "m", "messages": HI}),
+    ("post", "/v1/responses/input_tokens", {"model": "m", "input": "hi"}),
     ("post", "/v1/embeddings", {"model": "m", "input": "hi"}),
     ("post", "/tokenize", {"model": "m", "prompt": "hi"}),
     ("post", "/detokenize", {"model": "m", "tokens": [1]}),

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import ModuleType
 
+import aiohttp
 import anthropic
 import openai
 import pytest
 import pytest_asyncio
 
+from gateway.openapi.document import document
 from gateway.protocols.base import Sent, scan_body
 from gateway.reading import LONG_BYTES
 from tests.gateways import Client, gateway_for
@@ -112,6 +116,12 @@ async def test_endpoints_are_with_and_without_v1_and_label(gateway: Client, engi
             request_id = response.headers["x-keepwarm-request-id"]
         record = await gateway.record(request_id)
         assert record.labels == ({"agent": "label"} if "label" in root else {})
+    engine.script = Script(body={"tokens": [1], "count": 1})
+    for path, body in (("/responses/input_tokens", asks["/responses"]), ("/messages/count_tokens", CHAT)):
+        async with gateway.session.post(f"{gateway.url}{root}{path}", json=body) as response:
+            assert (await response.json())["input_tokens"] == 1
+    async with gateway.session.post(f"{gateway.url}{root}/responses/compact", json={}) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (400, "endpoint_not_supported")
     for path in ("/models", "/models/m"):
         async with gateway.session.get(f"{gateway.url}{root}{path}") as response:
             assert response.status == 200
@@ -152,6 +162,71 @@ async def test_errors_have_the_shape_of_the_path_and_of_the_client(gateway: Clie
             assert (response.status, response.headers["allow"]) == (405, allowed)
 
 
+@pytest.mark.parametrize("sdk", [openai, anthropic])
+async def test_what_is_not_served_is_named_to_whoever_asks(gateway: Client, sdk: ModuleType) -> None:
+    """All that the official clients have methods for, as they are installed."""
+    headers = {"anthropic-version": "2023-06-01"} if sdk is anthropic else {}
+    paths = json.loads(document())["paths"].items()
+    served = {(method, re.sub(r"{[^}]+}", "x", path)) for path, methods in paths for method in methods}
+    called = {(method, path if path.startswith("/v1/") else f"/v1{path}") for method, path in called_by(sdk)}
+    assert called & served
+    assert len(called - served) > 20
+    for method, path in sorted(called - served):
+        body = None if method == "get" else {}
+        async with gateway.session.request(method, gateway.url + path, json=body, headers=headers) as response:
+            assert response.status in (404, 405), path
+            told = await response.json()
+        assert set(told) == ({"type", "error", "request_id"} if sdk is anthropic else {"error"}), path
+        assert f"there is no {method.upper()} {path} here" in told["error"]["message"]
+
+
+def called_by(sdk: ModuleType) -> list[tuple[str, str]]:
+    """Return the methods and paths of a client's resources, with ``x`` for what stands in them."""
+    pattern = re.compile(r"self\._(get|post|put|patch|delete|get_api_list)\(\s*(?:path_template\(\s*)?f?\"([^\"]+)\"")
+    assert sdk.__file__ is not None
+    files = (Path(sdk.__file__).parent / "resources").rglob("*.py")
+    found = {called for file in files for called in pattern.findall(file.read_text("utf-8"))}
+    return [(verb.removesuffix("_api_list"), re.sub(r"{[^}]+}", "x", path.partition("?")[0])) for verb, path in found]
+
+
+async def test_a_socket_to_what_is_not_served_is_refused_by_name(gateway: Client) -> None:
+    for path in ("/v1/realtime", "/v1/responses"):
+        with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+            await gateway.session.ws_connect(gateway.url + path)
+        assert caught.value.status in (404, 405)
+
+
+async def test_a_prompt_of_responses_is_counted_as_that_of_messages(gateway: Client, engine: ScriptedEngine) -> None:
+    engine.script = Script(body=answer("Paris"))
+    async with openai_client(gateway.url) as gpt:
+        first = await gpt.responses.create(model="m", input="capital of France?", instructions="be brief")
+        engine.asked.clear()
+        engine.script = Script(body={"tokens": [1, 2, 3], "count": 3, "max_model_len": 99})
+        told = strictly(
+            await gpt.responses.input_tokens.count(model="known-as", input="of Spain?", previous_response_id=first.id)
+        )
+        assert (told.object, told.input_tokens) == ("response.input_tokens", 3)
+        with pytest.raises(openai.BadRequestError, match="not found"):
+            await gpt.responses.input_tokens.count(model="m", input="x", previous_response_id="resp_of_nobody")
+        with pytest.raises(openai.BadRequestError, match="conversation"):
+            await gpt.responses.input_tokens.count(model="m", input="x", conversation="conv_1")
+    (asked,) = engine.asked
+    assert (asked.path, asked.json["model"]) == ("/tokenize", "m")
+    assert asked.json["messages"] == [
+        {"role": "user", "content": "capital of France?"},
+        {"role": "assistant", "content": "Paris"},
+        {"role": "user", "content": "of Spain?"},
+    ]
+
+
+async def test_a_compaction_is_refused_by_name(gateway: Client, engine: ScriptedEngine) -> None:
+    async with openai_client(gateway.url) as gpt:
+        with pytest.raises(openai.BadRequestError, match="responses/compact is not served") as caught:
+            await gpt.responses.compact(model="m", input="hi")
+    assert caught.value.code == "endpoint_not_supported"
+    assert engine.asked == []
+
+
 async def test_the_engine_is_asked_for_tokens_where_there_is_no_tokenizer(
     gateway: Client, engine: ScriptedEngine
 ) -> None:
@@ -183,6 +258,7 @@ async def test_long_bodies_of_token_endpoints_are_read_beside_the_loop(
         "/tokenize": {"prompt": "x" * LONG_BYTES},
         "/detokenize": {"tokens": [1] * LONG_BYTES},
         "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x" * LONG_BYTES}]},
+        "/v1/responses/input_tokens": {"input": "x" * LONG_BYTES},
     }
     for path, body in long.items():
         async with gateway.session.post(f"{gateway.url}{path}", json={"model": "m", **body}) as response:

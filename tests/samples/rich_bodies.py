@@ -262,6 +262,9 @@ RICH_BODIES: dict[str, Json] = {
 RICH_BODIES["/v1/messages/count_tokens"] = {
     name: value for name, value in RICH_BODIES["/v1/messages"].items() if name not in ("max_tokens", "stream")
 }
+RICH_BODIES["/v1/responses/input_tokens"] = {
+    name: value for name, value in RICH_BODIES["/v1/responses"].items() if name != "stream"
+}
 
 ADMIN_BODIES: dict[tuple[str, str], Json] = {
     ("put", "/admin/v1/tenants/t1"): {"models": ["m"], "disabled": False},
