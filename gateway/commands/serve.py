@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import gc
 import importlib.util
 import logging
@@ -60,6 +61,20 @@ holds millions of small objects for long (words, prompts, names of blocks): goin
 a sixth of its time. Reference counts free nearly all that requests leave behind; cycles still go, in larger lots."""
 
 
+_LARGE_BYTES = 1 << 20
+_M_MMAP_THRESHOLD = -3
+"""glibc's name for the size from which a block has pages of its own, which its end gives back. Left alone it grows to
+32 MiB at the first large block that is freed; the next long bodies and their texts then lie in the heap, whose holes
+stay with the process."""
+
+
+def give_back_large_blocks() -> None:
+    """Let the memory of a long body go with it, where the C library is glibc."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+
+
 def collect_rarely() -> None:
     """Set the collector of cyclic garbage as a gateway needs it."""
     gc.set_threshold(*_COLLECTOR)
@@ -80,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
 def _serve(settings: Settings, place: WorkerPlace | None = None, listens: Callable[[], None] = lambda: None) -> int:
     """Be the gateway, or one worker of it; return the exit status."""
     collect_rarely()
+    give_back_large_blocks()
     if settings.runs_embedded and importlib.util.find_spec("torch") is None:
         return _told(
             SettingsError("the embedded engine needs torch: pip install 'keepwarm[embedded]', or name [[instances]]")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from urllib.parse import quote
 
@@ -35,6 +35,7 @@ class WatchOptions:
     content: ContentPolicy = ContentPolicy.HASHED
     memory_bytes: int = 64 << 20
     queue_requests: int = 10_000
+    queue_bytes: int = 256 << 20  # of their bodies; as long as one waits, it takes some three times as much
     every_s: float = 0.1
     recent_per_key: int = 8  # of each key's runs, the newest requests, to check a request against before it is sent
 
@@ -83,6 +84,7 @@ class PromptWatch:
         self._detail_of = detail_of
         self._deliver, self._build_of, self._options = deliver, build_of, options or WatchOptions()
         self._queue: deque[Item] = deque()
+        self._taken_bytes = self._done_bytes = 0  # one written by the loop alone, one by the thread alone
         self._memory: OrderedDict[str, Remembered] = OrderedDict()
         self._used_bytes = 0
         self._lock = threading.Lock()
@@ -97,9 +99,11 @@ class PromptWatch:
         """Note a request that ended; returns at once, and drops it when the queue is full."""
         if record.link is None:
             return
-        if len(self._queue) >= self._options.queue_requests:
+        waiting_bytes = self._taken_bytes - self._done_bytes
+        if len(self._queue) >= self._options.queue_requests or waiting_bytes > self._options.queue_bytes:
             self.stats.dropped += 1
             return
+        self._taken_bytes += _body_bytes(ask)
         self._queue.append((record, ask, reader, self._build_of(record)))  # as it is now: it may change in a moment
         if not self._wake.is_set():
             self._wake.set()
@@ -165,20 +169,19 @@ class PromptWatch:
             self._wake.clear()
             if not self._stopped.is_set():
                 self._hurry.clear()
-            for item in self._items():
-                self._one(*item)
+            self._work_off()
             with self._idle:
                 self._busy = False
                 self._idle.notify_all()
             if self._stopped.is_set() and not self._queue:
                 return
 
-    def _items(self) -> Iterator[Item]:
-        while True:
-            try:
-                yield self._queue.popleft()
-            except IndexError:
-                return
+    def _work_off(self) -> None:
+        """Compare what waits. A method of its own: between two rounds nothing holds the last request."""
+        while self._queue:
+            record, ask, reader, build = self._queue.popleft()
+            self._one(record, ask, reader, build)
+            self._done_bytes += _body_bytes(ask)
 
     def _one(self, record: RequestRecord, ask: Ask, reader: AnswerReader | None, build: Build) -> None:
         try:
@@ -221,6 +224,10 @@ class PromptWatch:
             while self._used_bytes > self._options.memory_bytes and len(self._memory) > 1:
                 _, oldest = self._memory.popitem(last=False)
                 self._used_bytes -= oldest.kept.cost_bytes
+
+
+def _body_bytes(ask: Ask) -> int:
+    return len((ask.native or ask.translated).body)
 
 
 def _reproduction(record: RequestRecord, ask: Ask, kept: Kept, build: Build) -> Reproduction:

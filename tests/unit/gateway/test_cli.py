@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import subprocess
@@ -113,7 +114,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_begun(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine that had been started for nothing would have to load before it could be ended."""
-    for of_the_process in ("configure_logging", "collect_rarely"):
+    for of_the_process in ("configure_logging", "collect_rarely", "give_back_large_blocks"):
         monkeypatch.setattr(f"gateway.commands.serve.{of_the_process}", lambda *_: None)
     home = tmp_path / "home"
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -176,3 +177,22 @@ def test_settings_that_are_named_are_read_whatever_else_is_named(
     wrong.write_text("[server]\nprot = 1\n")
     assert main([*words, "--config", str(wrong)]) == 1
     assert f"{wrong}: server.prot: there is no such setting" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="the C library is not glibc")
+def test_what_a_long_body_took_is_given_back_however_many_came_before() -> None:
+    """Of glibc's own account: the second large block has pages of its own as the first one had."""
+    code = """
+import ctypes, gateway.commands.serve as serve
+class Account(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd u f uordblks fordblks k".split()]
+told = ctypes.CDLL(None).mallinfo2
+told.restype = Account
+serve.give_back_large_blocks()
+before = told().hblkhd
+del (first := [bytes(24 << 20)])[:]
+second = bytes(24 << 20)
+print(told().hblkhd - before >= len(second))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "True\n"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import Any
+import weakref
+from typing import Any, cast
 
 from billing.prices import PriceBook
 from gateway.diagnosis.watch import Build, PromptWatch, WatchOptions
-from gateway.protocols.base import Ask, scan_body
+from gateway.protocols.base import AnswerReader, Ask, scan_body
 from gateway.protocols.openai import CHAT
+from gateway.protocols.seen import Seen
 from tests.samples.prefixed import prefixed
 from tracing.content import ContentPolicy
 from tracing.detail import BreakKind, Comparison, StepDetail
@@ -94,6 +96,41 @@ def test_digests_tell_the_section_where_another_process_had_the_step_before() ->
     assert change is not None
     assert (change.kind, change.section) == (BreakKind.SYSTEM_EDITED, "system")
     assert details[0].differs == ("system_digest",)
+
+
+def test_nothing_holds_a_request_that_was_compared() -> None:
+    class Reader:
+        seen = Seen()
+
+    reader = Reader()
+    last, request = weakref.ref(reader), ask("You help.", "a")
+    watch, details = watched()
+    watch.take(step(0), request, cast("AnswerReader", reader))
+    del reader
+    assert watch.flush(30)
+    assert len(details) == 1
+    assert last() is None
+    watch.close()
+
+
+def test_what_waits_is_bounded_by_its_bodies() -> None:
+    gate, seen = threading.Event(), list[StepDetail]()
+
+    def deliver(detail: StepDetail) -> None:
+        gate.wait()
+        seen.append(detail)
+
+    request = ask("You help.", "a")
+    options = WatchOptions(queue_bytes=3 * len(request.body), every_s=0.001)
+    watch = PromptWatch(deliver, lambda record: Build(), options)
+    for number in range(6):  # the first is being compared all the while, and counts
+        watch.take(prefixed(number, "abc", BOOK, run=f"r{number}"), request, None)
+    assert watch.stats.dropped == 2
+    gate.set()
+    assert watch.flush(30)
+    watch.take(step(9), request, None)
+    watch.close()
+    assert (len(seen), watch.stats.dropped) == (5, 2)
 
 
 def test_a_full_queue_drops_and_one_odd_step_ends_nothing() -> None:
