@@ -1,4 +1,4 @@
-"""Calendar windows: when a price's peak or off-peak hours are."""
+"""Hours, and calendar windows: when a price's peak or off-peak hours are."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 
 WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 DAY_SECONDS = 24 * 3600
+HOUR_NS = 3600 * 10**9
 
 
 @dataclass(frozen=True, slots=True)

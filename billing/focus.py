@@ -20,6 +20,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any, TextIO
 
+from billing.calendar import HOUR_NS
 from billing.credits import CREDIT_CLASSES
 from billing.errors import ReportError
 from billing.meter import storage_charge
@@ -27,7 +28,6 @@ from billing.posting import STORAGE, is_correction
 from billing.prices import PriceBook
 from billing.rates import RATE_PER_NANO, TOOLS, NoPrice, RateCard
 from billing.reports import format_money
-from billing.rollup import HOUR_NS
 from billing.row import LedgerRow
 from billing.tables import spreadsheet_text
 from tracing.record import Charge, ChargeBasis, ChargeLine

@@ -10,12 +10,12 @@ the book, the model and the instant.
 
 from __future__ import annotations
 
+from billing.calendar import HOUR_NS
 from billing.prices import PriceBook
 from billing.rates import RATE_PER_NANO, NoPrice, RateCard, Rounding, RoundingLevel
 from tracing.record import Charge, ChargeBasis, ChargeLine, Usage, UsageSource
 
 NANO_PER_UNIT = 10**9
-_HOUR_NS = 3600 * 10**9
 
 
 def charge(
@@ -70,7 +70,7 @@ def recharge(usage: Usage, book: PriceBook, basis: ChargeBasis) -> Charge:
 
 def storage_charge(tokens: int, duration_ns: int, pico_per_mtok_hour: int, rounding: Rounding) -> int:
     """Return the nano-units for keeping ``tokens`` cached for ``duration_ns``, prorated, rounded once."""
-    return rounding.divide(tokens * duration_ns * pico_per_mtok_hour, RATE_PER_NANO * _HOUR_NS)
+    return rounding.divide(tokens * duration_ns * pico_per_mtok_hour, RATE_PER_NANO * HOUR_NS)
 
 
 def _unpriced(book: PriceBook, basis: ChargeBasis, reason: str, usage: Usage | None) -> Charge:

@@ -11,9 +11,9 @@ The SQL here is what SQLite and PostgreSQL have in common; its parameters are na
 
 from __future__ import annotations
 
+from billing.calendar import HOUR_NS
 from billing.database import LedgerSession
 
-HOUR_NS = 3600 * 10**9
 DAY_HOURS = 24
 
 #: The columns of a rollup's key, and how each is read from a row.

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from billing.rollup import DAY_HOURS, HOUR_NS, KEYS, LABEL, ROW_HOUR, ROW_KEYS, SUM_COLUMNS, SUMS, VALUES
+from billing.calendar import HOUR_NS
+from billing.rollup import DAY_HOURS, KEYS, LABEL, ROW_HOUR, ROW_KEYS, SUM_COLUMNS, SUMS, VALUES
 
 _DAY_NS = DAY_HOURS * HOUR_NS
 #: All time, in whole days.

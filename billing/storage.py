@@ -18,12 +18,12 @@ from datetime import UTC, datetime
 from itertools import groupby
 from operator import attrgetter
 
+from billing.calendar import HOUR_NS
 from billing.errors import StorageError
 from billing.meter import storage_charge
 from billing.posting import STORAGE, Place, place_of, posting
 from billing.prices import PriceBook
 from billing.rates import NoPrice
-from billing.rollup import HOUR_NS
 from billing.row import LedgerRow
 from tracing.record import ChargeLine
 

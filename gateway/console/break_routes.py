@@ -8,6 +8,7 @@ from typing import Final
 
 from aiohttp import web
 
+from billing.calendar import HOUR_NS
 from billing.errors import BillingError
 from gateway.access.roles import Right
 from gateway.console.answers import download, forbidden, form_of, page
@@ -19,8 +20,7 @@ from gateway.diagnosis.cards import BreakCard, diagnose
 from tracing.errors import TracingError
 from tracing.record import RequestRecord
 
-_HOUR_NS: Final = 3600 * 10**9
-WINDOWS: Final = {"1h": _HOUR_NS, "24h": 24 * _HOUR_NS, "7d": 7 * 24 * _HOUR_NS}
+WINDOWS: Final = {"1h": HOUR_NS, "24h": 24 * HOUR_NS, "7d": 7 * 24 * HOUR_NS}
 MAX_RECORDS: Final = 20_000
 
 

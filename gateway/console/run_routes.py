@@ -8,6 +8,7 @@ from typing import Final
 
 from aiohttp import web
 
+from billing.calendar import HOUR_NS
 from gateway.access.roles import Right
 from gateway.console.answers import (
     HEADERS,
@@ -36,8 +37,7 @@ from tracing.store_schema import encode_record
 RUNS_PER_PAGE: Final = 50
 EXPORTED_RUNS: Final = 5_000
 MAX_CALLED: Final = 50
-_HOUR_NS: Final = 3600 * 10**9
-WINDOWS_NS: Final = {"1h": _HOUR_NS, "24h": 24 * _HOUR_NS, "7d": 7 * 24 * _HOUR_NS}
+WINDOWS_NS: Final = {"1h": HOUR_NS, "24h": 24 * HOUR_NS, "7d": 7 * 24 * HOUR_NS}
 _OUTCOME_NAMES: Final = frozenset(outcome.value for outcome in OUTCOMES)
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from aiohttp import web
 
+from billing.calendar import HOUR_NS
 from billing.errors import BillingError
 from gateway.access.roles import Right
 from gateway.console.answers import download, forbidden, form_of, page
@@ -19,7 +20,7 @@ from gateway.replay.errors import ParameterError
 from gateway.replay.performance import PRESETS
 from gateway.routing import POLICIES
 from gateway.whatif.compare import Comparison
-from gateway.whatif.question import HOUR_NS, Question, answer
+from gateway.whatif.question import Question, answer
 from gateway.whatif.report import lines
 from tracing.errors import TracingError
 

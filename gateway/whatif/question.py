@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from billing.calendar import HOUR_NS
 from billing.prices import PriceBook
 from gateway.replay.errors import ParameterError
 from gateway.replay.performance import PRESETS
@@ -17,7 +18,6 @@ from tracing.detail import Comparison as Compared
 from tracing.record import RequestRecord
 from tracing.store import TraceStore
 
-HOUR_NS = 3600 * 10**9
 RETENTIONS = {"5m": HOUR_NS // 12, "1h": HOUR_NS, "24h": 24 * HOUR_NS}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from billing.calendar import HOUR_NS
 from billing.corrections import correct
 from billing.counters import DIMENSIONS as COUNTED
 from billing.counters import LedgerCounters
@@ -25,7 +26,7 @@ from billing.postgres.database import postgres_database
 from billing.prices import PriceBook
 from billing.reports import DIMENSIONS, build_report
 from billing.retention import month_start_ns, remove_rows
-from billing.rollup import HOUR_NS, advance, watermark
+from billing.rollup import advance, watermark
 from billing.row import LedgerRow, columns, row_of, row_values
 from billing.verify import verify_ledger
 from tests.samples.billed import START_NS, altered, billed, died_in_flight, many, unpriced

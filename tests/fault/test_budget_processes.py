@@ -15,13 +15,13 @@ from redis import Redis
 
 from billing.budget_redis import RedisBudgetStore
 from billing.budgets import Budgets, Policy, Window
+from billing.calendar import HOUR_NS
 from billing.errors import BudgetExceeded
 from engine_adapter.embedded.launch import free_port
 from kvstore.tiers.pool_server import PoolServer
 from tests.samples.budget_spender import LIMIT, ONE_CALL, WHO, budget
 
 ROOT = Path(__file__).parents[2]
-HOUR_NS = 3600 * 10**9
 FIRST_NS = Window.HOUR.around(1_795_000_000 * 10**9)[0]
 BEFORE_AND_AFTER_RESET = (FIRST_NS + HOUR_NS - 1, FIRST_NS + HOUR_NS)
 REQUESTS, PROCESSES = 10_000, 4
