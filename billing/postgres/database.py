@@ -8,9 +8,8 @@ between.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -18,13 +17,14 @@ from pathlib import Path
 from typing import Literal
 
 from sqlalchemy import URL, Connection, Engine, TextClause, create_engine, make_url, text
-from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from billing.database import Line, Parameters, Values
 from billing.errors import LedgerError, LedgerUnavailable, RowsRefused
 from billing.postgres.migrate import grant, migrate, newest, version_of
 from billing.row import LedgerRow, SqlValue, columns
+from tracing.postgres.faults import faults_told
 
 CONNECT_TIMEOUT_S = 5
 STATEMENT_TIMEOUT_S = 30
@@ -35,7 +35,6 @@ _MAKE_MONTH = text("SELECT make_ledger_month(:at)")
 _TYPES = {"int": "bigint", "int | None": "bigint", "str": "text", "str | None": "text"}
 _POSTED = columns().index("posted_ns")
 #: What a server that refuses a connection says when it will take it later. The driver passes the words on, no code.
-_LATER = re.compile("starting up|shutting down|recovery|not yet accepting|too many|connection slots")
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,18 +302,5 @@ def _storable(parameters: Parameters | None) -> dict[str, str | int | bytes | No
     }
 
 
-@contextmanager
-def _told(name: str) -> Iterator[None]:
-    """Turn the driver's errors into the ledger's."""
-    try:
-        yield
-    except OperationalError as error:
-        if "FATAL:" in str(error.orig) and not _LATER.search(str(error.orig)):  # no such database, wrong password
-            raise LedgerError(f"ledger {name}: {error.orig}") from error
-        raise LedgerUnavailable(f"ledger {name}: {error.orig}") from error
-    except DBAPIError as error:
-        if error.connection_invalidated:
-            raise LedgerUnavailable(f"ledger {name}: {error.orig}") from error
-        raise LedgerError(f"ledger {name}: {error.orig}") from error
-    except SQLAlchemyError as error:  # the connection was lost before
-        raise LedgerUnavailable(f"ledger {name}: {error}") from error
+def _told(name: str) -> AbstractContextManager[None]:
+    return faults_told(f"ledger {name}", wrong=LedgerError, away=LedgerUnavailable)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from sqlalchemy import URL, Connection, create_engine, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from gateway.access.database import TABLES, Line, Parameters
 from gateway.access.errors import AccessError, AccessUnavailable
+from tracing.postgres.faults import faults_told
 
 CONNECT_TIMEOUT_S = 5
 STATEMENT_TIMEOUT_S = 10
@@ -136,15 +137,5 @@ class PostgresSession:
             self._connection.invalidate()
 
 
-@contextmanager
-def _told(name: str) -> Iterator[None]:
-    """Turn the driver's errors into the store's."""
-    try:
-        yield
-    except OperationalError as error:
-        raise AccessUnavailable(f"the store of keys {name}: {error.orig}") from error
-    except DBAPIError as error:
-        kind = AccessUnavailable if error.connection_invalidated else AccessError
-        raise kind(f"the store of keys {name}: {error.orig}") from error
-    except SQLAlchemyError as error:
-        raise AccessUnavailable(f"the store of keys {name}: {error}") from error
+def _told(name: str) -> AbstractContextManager[None]:
+    return faults_told(f"the store of keys {name}", wrong=AccessError, away=AccessUnavailable)

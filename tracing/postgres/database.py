@@ -7,16 +7,16 @@ group commit: so records are numbered in the order of their commits, and who rea
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 
 from sqlalchemy import URL, Connection, Engine, TextClause, create_engine, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError
 
 from tracing.errors import TraceStoreError, TraceStoreUnavailable
+from tracing.postgres.faults import faults_told
 from tracing.store_database import Line, Parameters, Row, SqlValue
 from tracing.store_schema import COLUMNS, LIVES, SCHEMA, SCHEMA_VERSION, SPANS
 
@@ -39,7 +39,6 @@ _TYPES = {
     "keyed": "",
 }
 #: What a server that refuses a connection says when it will take it later. The driver passes the words on, no code.
-_LATER = re.compile("starting up|shutting down|recovery|not yet accepting|too many|connection slots")
 
 
 class PostgresTraces:
@@ -193,17 +192,5 @@ def _without_nul(value: SqlValue) -> SqlValue:
     return value.replace("\0", "\ufffd") if isinstance(value, str) else value
 
 
-@contextmanager
-def _told(name: str) -> Iterator[None]:
-    """Turn the driver's errors into the store's."""
-    try:
-        yield
-    except OperationalError as error:
-        if "FATAL:" in str(error.orig) and not _LATER.search(str(error.orig)):  # no such database, wrong password
-            raise TraceStoreError(f"the trace store {name}: {error.orig}") from error
-        raise TraceStoreUnavailable(f"the trace store {name}: {error.orig}") from error
-    except DBAPIError as error:
-        kind = TraceStoreUnavailable if error.connection_invalidated else TraceStoreError
-        raise kind(f"the trace store {name}: {error.orig}") from error
-    except SQLAlchemyError as error:  # the pool is exhausted, or the connection was lost before
-        raise TraceStoreUnavailable(f"the trace store {name}: {error}") from error
+def _told(name: str) -> AbstractContextManager[None]:
+    return faults_told(f"the trace store {name}", wrong=TraceStoreError, away=TraceStoreUnavailable)
