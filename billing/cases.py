@@ -69,7 +69,9 @@ def load_cases(path: Path) -> list[Case]:
     """Read a case file. Raises ``CaseFileError``."""
     try:
         content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise CaseFileError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise CaseFileError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, list):
         raise CaseFileError(f"{path} holds no list of cases")

@@ -33,7 +33,8 @@ class PriceBookError(BillingError):
     def __init__(self, source: str, problems: list[str]) -> None:
         self.source = source
         self.problems = problems
-        super().__init__("\n".join([f"price book {source} cannot be used:", *(f"  {line}" for line in problems)]))
+        told = f" {problems[0]}" if len(problems) == 1 else "".join(f"\n  {line}" for line in problems)
+        super().__init__(f"price book {source} cannot be used:{told}")
 
 
 class CaseFileError(BillingError):

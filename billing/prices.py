@@ -117,8 +117,10 @@ class PriceBook:
         """Read a TOML file. Raises ``PriceBookError`` with every problem and its path in the file."""
         try:
             text = path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise PriceBookError(str(path), [str(error)]) from error
+        except OSError as error:
+            raise PriceBookError(str(path), [error.strerror or str(error)]) from error
+        except UnicodeDecodeError as error:
+            raise PriceBookError(str(path), [f"no text in UTF-8: {error.reason} at byte {error.start:,}"]) from error
         return cls.from_toml(text, str(path))
 
     @classmethod

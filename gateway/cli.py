@@ -40,6 +40,9 @@ base URL; keepwarm sends each request where its prefix is warm, and bills and tr
   keepwarm serve --config keepwarm.toml   in front of the engines that the file names
   keepwarm check --config keepwarm.toml   is the file right, and is everybody there?
 
+Exit status: 0 when it was done, 1 when it could not be or something is wrong with what it looked at,
+2 when the command line was not understood.
+
 Settings come from the file, from the environment (KEEPWARM_SERVER__PORT=8400) and from flags; later ones win.
 State lies in the folder 'home' of the settings: $KEEPWARM_HOME, by default ~/.keepwarm.
 """

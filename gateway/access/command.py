@@ -66,8 +66,11 @@ def set_limits(args: argparse.Namespace, store: AccessStore, subject: Subject, a
             if not (text.isascii() and text.isdigit()):
                 raise SettingsError(f"--{kind.value} {text}: a whole number, or 'none'")
             store.set_limit(StoredLimit(subject, kind, _USUAL[kind], int(text), outage or Outage.ADMIT), actor)
-    if args.money is not None and args.money.startswith("none"):
-        store.remove_limit(subject, LimitKind.MONEY, Period(args.money.partition("/")[2] or "month"), actor)
+    number, _, window = (args.money or "").partition("/")
+    if number == "none":
+        if (window or "month") not in set(Period):
+            raise SettingsError(f"--money {args.money}: 'none' for a month's, else with a window such as none/day")
+        store.remove_limit(subject, LimitKind.MONEY, Period(window or "month"), actor)
     elif args.money is not None:
         nano, period = money_limit(args.money)
         store.set_limit(StoredLimit(subject, LimitKind.MONEY, period, nano, outage or Outage.DENY), actor)

@@ -103,7 +103,8 @@ class SqliteAccess:
                 self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
             )
         except (OSError, sqlite3.Error) as error:
-            raise AccessError(f"the store of keys {self.path}: {error}") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise AccessError(f"the store of keys {self.path}: {why}") from error
         session = SqliteSession(connection, self.name)
         try:
             with session.told():

@@ -66,9 +66,18 @@ def _float(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
 
 
+def told(error: Exception) -> str:
+    """Return an error in words: of one of the system's, what it is about and what is wrong with it."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
 def text_of(path: Path) -> str:
-    """Return what a file of text holds, with a byte order mark or without. Raises ``OSError``, ``SettingsError``."""
+    """Return what a file of text holds, with a byte order mark or without. Raises ``SettingsError``."""
     try:
         return path.read_text("utf-8-sig")
+    except OSError as error:
+        raise SettingsError(told(error)) from error
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path} is no text in UTF-8: {error.reason} at byte {error.start:,}") from error

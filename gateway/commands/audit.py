@@ -6,12 +6,15 @@ import argparse
 
 from gateway.access.command import add_place, on_store, show
 from gateway.access.shown import shown_entry
+from gateway.commands.arguments import whole_number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--limit", type=int, default=50, metavar="N", help="the newest so many (default 50)")
-    parser.add_argument("--before", type=int, metavar="SEQ", help="only entries before this number")
+    text = "the newest so many (default 50)"
+    parser.add_argument("--limit", type=whole_number(1), default=50, metavar="N", help=text)
+    text = "only entries before this number"
+    parser.add_argument("--before", type=whole_number(0, (1 << 63) - 1), metavar="SEQ", help=text)
     parser.add_argument("--subject", help="only of this key, 'tenant/team', or tenant")
     add_place(parser)
 

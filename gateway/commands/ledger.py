@@ -29,7 +29,7 @@ from billing.tables import counted
 from billing.verify import verify_ledger
 from gateway.access.errors import AccessError
 from gateway.assembly import price_shelf
-from gateway.commands.arguments import text_of, whole_number
+from gateway.commands.arguments import text_of, told, whole_number
 from gateway.commands.report import add_ledger_arguments, ledger_place, parse_moment, utc_text
 from gateway.errors import SettingsError
 from gateway.settings.arguments import settings_of
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise  # no fault of the ledger's: see ``gateway.cli``
     except (BillingError, SettingsError, AccessError, OSError) as error:
-        print(f"keepwarm ledger: {error}", file=sys.stderr)
+        print(f"keepwarm ledger: {told(error)}", file=sys.stderr)
         return 1
 
 

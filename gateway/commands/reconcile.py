@@ -14,7 +14,7 @@ from billing.ledger_read import LedgerReader, RowFilter
 from billing.reconcile import InvoiceColumns, Line, engine_counts, read_invoice, render, with_engine, with_invoice
 from billing.reconcile_counts import compare_counts, render_counts
 from billing.reports import Sums
-from gateway.commands.arguments import text_of
+from gateway.commands.arguments import text_of, told
 from gateway.commands.report import add_ledger_arguments, ledger_place, parse_moment
 from gateway.errors import SettingsError
 
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise  # no fault of what is compared: see ``gateway.cli``
     except (BillingError, SettingsError, OSError) as error:
-        print(f"keepwarm reconcile: {error}", file=sys.stderr)
+        print(f"keepwarm reconcile: {told(error)}", file=sys.stderr)
         return 1
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from billing.errors import BillingError
 from billing.prices import PriceBook
-from gateway.commands.arguments import YEAR_S, real_number, seconds, whole_number
+from gateway.commands.arguments import YEAR_S, real_number, seconds, told, whole_number
 from gateway.commands.report import parse_moment
 from gateway.replay.errors import ParameterError, ReplayError
 from gateway.replay.measures import Objectives, Summary, counted, summarize
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"keepwarm replay: {error}", file=sys.stderr)
         return 1
     except OSError as error:  # of a file that is to be written: one that is read has words of its own
-        print(f"keepwarm replay: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"keepwarm replay: {told(error)}", file=sys.stderr)
         return 1
 
 

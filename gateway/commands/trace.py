@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from gateway.commands.arguments import seconds, whole_number
+from gateway.commands.arguments import seconds, told, whole_number
 from gateway.commands.traces import add_traces_argument, opened_traces
 from gateway.console.diffs import common_tokens
 from gateway.console.terminal import run_waterfall, runs_table
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise  # no fault of the store's: see ``gateway.cli``
     except (TracingError, SettingsError, OSError) as error:
-        print(f"keepwarm trace: {error}", file=sys.stderr)
+        print(f"keepwarm trace: {told(error)}", file=sys.stderr)
         return 1
 
 

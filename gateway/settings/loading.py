@@ -143,7 +143,10 @@ def _has(tree: object, place: tuple[int | str, ...]) -> bool:
 
 def _with_paths(settings: Settings, folder: Path) -> Settings:
     def resolved(path: Path | None) -> Path | None:
-        return None if path is None else (folder / path.expanduser()).resolve()
+        try:
+            return None if path is None else (folder / path.expanduser()).resolve()
+        except (OSError, RuntimeError) as error:  # a loop of links, a user that there is not
+            raise SettingsError(f"{path}: {error}") from None
 
     def folder_or_word(word: str) -> str:
         return (

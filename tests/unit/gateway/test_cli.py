@@ -196,3 +196,54 @@ print(told().hblkhd - before >= len(second))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "True\n"
+
+
+@pytest.mark.parametrize("wrong", ["none", "folder", "binary", "loop", "text/x"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("reconcile", "invoice"), ("reconcile", "engine", "--instance", "a", "--after"), ("ledger", "storage"),
+        ("ledger", "reprice", "--reason", "x", "--prices"), ("prices", "check"), ("prices", "verify-cases"),
+        ("replay",), ("report", "--config"), ("key", "list", "--config"), ("report", "--ledger"),
+        ("trace", "list", "--store"), ("doctor", "--traces"), ("report", "--home"), ("audit", "--home"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_read_is_told_in_one_line(
+    words: tuple[str, ...],
+    wrong: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KEEPWARM_HOME", str(tmp_path / "home"))
+    Path("folder").mkdir()
+    Path("binary").write_bytes(bytes(range(256)))
+    Path("text").write_text("hello\n")
+    Path("loop").symlink_to("loop")
+    status, (out, err) = main([*words, wrong]), capsys.readouterr()
+    if words == ("audit", "--home") and wrong in ("none", "folder"):
+        assert status == 0  # a home is made when it is wanted
+        return
+    assert (status, out) == (1, "")
+    assert err.count("\n") == 1
+    assert "Errno" not in err
+    assert wrong in err
+    assert err.startswith(f"keepwarm {words[0]}: ") or words == ("prices", "check")
+
+
+@pytest.mark.parametrize("words", [("key", "limit", "k"), ("team", "limit", "t", "k"), ("tenant", "limit", "t")])
+def test_a_window_that_is_none_is_told(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEEPWARM_HOME", str(tmp_path / "home"))
+    assert main([*words, "--money", "none/x"]) == 1
+    assert "--money none/x: 'none' for a month's" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [("--limit", "0"), ("--limit", "9" * 23), ("--before", "-1")])
+def test_numbers_beyond_what_can_be_are_refused(number: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", *number])
+    assert ended.value.code == 2
+    assert f"argument {number[0]}: " in capsys.readouterr().err
