@@ -110,7 +110,7 @@ class Vllm(OpenAICompatible):
             adapters=adapter_names(entries),
             max_model_len=max_len,
             block_size=_number(cache.get("block_size")) or _of(config, "cache_config", "block_size"),
-            event_sources=event_sources(config, urlsplit(url).hostname or "127.0.0.1"),
+            event_sources=event_sources(config, urlsplit(url).hostname or "127.0.0.1", store.tiers),
             capacity_tokens=_number(cache.get("kv_cache_size_tokens")) or _capacity(cache),
             model_path=next((root for entry in entries if (root := _text(entry.get("root")))), None),
             pool=store.pool,
@@ -124,7 +124,9 @@ class Vllm(OpenAICompatible):
         )
 
 
-def event_sources(config: Mapping[str, object], host: str) -> tuple[EventSource, ...]:
+def event_sources(
+    config: Mapping[str, object], host: str, tiers: Sequence[str] = ("device",)
+) -> tuple[EventSource, ...]:
     """Return one source for each data-parallel rank of a server's own ``VllmConfig``; none when events are off.
 
     A wildcard address stands for the host that the instance is reached by. ``reset_prefix_cache`` says that all blocks
@@ -137,7 +139,7 @@ def event_sources(config: Mapping[str, object], host: str) -> tuple[EventSource,
     replay, topic = _text(events.get("replay_endpoint")), _text(events.get("topic")) or ""
     ranks = _of(config, "parallel_config", "data_parallel_size") or 1
     sources = ranked_sources(_at(endpoint, host), None if replay is None else _at(replay, host), topic, ranks)
-    if len(storage_facts(config).tiers) == 1:
+    if len(tiers) == 1:
         return sources
     return tuple(replace(source, cleared=(Tier.DEVICE,)) for source in sources)
 

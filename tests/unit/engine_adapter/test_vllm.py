@@ -75,10 +75,10 @@ def test_our_connector_is_known_by_its_module() -> None:
 
 
 def test_clearing_the_engines_own_cache_leaves_our_connectors_tiers() -> None:
-    ours = {"kv_connector_module_path": "kvstore.plugins.vllm.connector"}
-    assert [source.cleared for source in event_sources(_config(kv_transfer_config=ours), "h")] == [(Tier.DEVICE,)] * 2
-    theirs = {"kv_connector_module_path": "lmcache.connector"}
-    assert Tier.HOST in event_sources(_config(kv_transfer_config=theirs), "h")[0].cleared
+    for module, cleared in (("kvstore.plugins.vllm.connector", (Tier.DEVICE,)), ("lmcache.connector", None)):
+        config = _config(kv_transfer_config={"kv_connector_module_path": module})
+        for source in event_sources(config, "h", storage_facts(config).tiers):
+            assert source.cleared == cleared if cleared else Tier.HOST in source.cleared
 
 
 @pytest.mark.parametrize(("version", "reads"), [("0.32.0", True), ("1.0", True), ("0.31.2", False), ("dev", False)])
