@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from engine_adapter.embedded.weights import ensure_default_model
-from tests.e2e.failover import Stream, spread
+from tests.e2e.failover import MODEL, Stream, spread
 from tests.gateways import gateway_for
 from tracing.record import AttemptRole, Outcome, RequestRecord
 
@@ -61,6 +62,34 @@ def options(description: str | None) -> Options:
     parser.add_argument("--tokens", type=int, default=40)
     told = parser.parse_args()
     return Options(told.streams, told.tokens, told.json)
+
+
+class Server(Protocol):
+    """A real engine in a process of its own."""
+
+    url: str
+
+    def start(self) -> None: ...
+    def until_ready(self) -> None: ...
+    def version(self) -> str: ...
+    def stop(self, sign: signal.Signals = ...) -> None: ...
+
+
+def of_two(servers: Sequence[Server], name: str, adapter: str, model: Path, home: Path, options: Options) -> Json:
+    """Start both servers of a model, let the first be killed, and return what was found, under the engine's name."""
+    try:
+        for server in servers:
+            server.start()
+        for server in servers:
+            server.until_ready()
+        version = servers[0].version()
+        pair = Pair([server.url for server in servers], adapter, lambda: servers[0].stop(signal.SIGKILL))
+        models = [{"name": MODEL, "tokenizer": str(model), "template": "model"}]
+        health = {"interval_s": 0.5, "timeout_s": 30.0, "slow_start_s": 0}
+        return {name: version, **asyncio.run(killed(pair, home, options, models=models, health=health))}
+    finally:
+        for server in servers:
+            server.stop()
 
 
 async def killed(pair: Pair, home: Path, options: Options, **settings: Any) -> Json:

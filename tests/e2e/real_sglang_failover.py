@@ -9,15 +9,13 @@ minutes, most of them the servers' start.
 
 from __future__ import annotations
 
-import asyncio
 import os
-import signal
 import sys
 import tempfile
 from pathlib import Path
 
 from tests.e2e.failover import MODEL
-from tests.e2e.killed_engine import Pair, killed, options, show, spoken_model
+from tests.e2e.killed_engine import of_two, options, show, spoken_model
 from tests.e2e.real_sglang_index.processes import HERE, SglangServer
 
 PAGE, TOKENS = 16, 8192
@@ -37,20 +35,8 @@ def main() -> int:
             SglangServer(python, model, name, page=PAGE, tokens=TOKENS, folder=folder, served=MODEL)
             for name in ("one", "two")
         ]
-        try:
-            for server in servers:
-                server.start()
-            for server in servers:
-                server.until_ready()
-            version = servers[0].version()
-            pair = Pair([server.url for server in servers], "sglang", lambda: servers[0].stop(signal.SIGKILL))
-            models = [{"name": MODEL, "tokenizer": str(model), "template": "model"}]
-            health = {"interval_s": 0.5, "timeout_s": 30.0, "slow_start_s": 0}
-            found = asyncio.run(killed(pair, folder / "gateway", told, models=models, health=health))
-        finally:
-            for server in servers:
-                server.stop()
-    return show({"SGLang": version, **found}, told.json)
+        found = of_two(servers, "SGLang", "sglang", model, folder / "gateway", told)
+    return show(found, told.json)
 
 
 if __name__ == "__main__":
