@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import fields, replace
+from os.path import realpath
 from pathlib import Path
 
 from billing.errors import BillingError
@@ -134,9 +135,9 @@ def _check_files(args: argparse.Namespace) -> None:
     for path in written:
         if path.is_dir() or not path.parent.is_dir():
             raise ParameterError(f"{path} cannot be written")
-        if path.resolve() == args.trace.resolve():
+        if realpath(path) == realpath(args.trace):
             raise ParameterError(f"{path} is the trace itself")
-    if len({path.resolve() for path in written}) < len(written):
+    if len({realpath(path) for path in written}) < len(written):
         raise ParameterError(f"--json and --picture name one file: {args.picture}")
     if args.picture is not None and args.picture.suffix.lower() != ".svg":
         raise ParameterError(f"--picture {args.picture}: pictures are SVG; name a file that ends in .svg")

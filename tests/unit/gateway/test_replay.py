@@ -361,6 +361,12 @@ def test_a_line_that_is_nested_too_deeply_is_told(tmp_path: Path, capsys: pytest
     assert "line 1" in told
 
 
+def test_a_loop_of_links_is_nothing_to_write_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    status, _, told = run(capsys, str(TRACES / "chat.jsonl"), "--load", "0.3", "--json", str(tmp_path / "loop"))
+    assert (status, told.count("\n")) == (1, 1)
+
+
 def test_a_word_is_no_size() -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         replay.parse_size("much")
