@@ -61,11 +61,11 @@ holds millions of small objects for long (words, prompts, names of blocks): goin
 a sixth of its time. Reference counts free nearly all that requests leave behind; cycles still go, in larger lots."""
 
 
-_LARGE_BYTES = 1 << 20
-_M_MMAP_THRESHOLD = -3
+_LARGE_BYTES = 16 << 20
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """glibc's name for the size from which a block has pages of its own, which its end gives back. Left alone it grows to
 32 MiB at the first large block that is freed; the next long bodies and their texts then lie in the heap, whose holes
-stay with the process."""
+stay with the process. Far below 16 MiB every prompt's buffers would come and go page by page, a sixth of its CPU."""
 
 
 def give_back_large_blocks() -> None:
@@ -73,6 +73,7 @@ def give_back_large_blocks() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, 2 * _LARGE_BYTES)  # as glibc has it when it moves the other one itself
 
 
 def collect_rarely() -> None:
