@@ -17,7 +17,8 @@ class LinearFit:
     ``weights``: where learning starts; a term that starts at w is believed to about its own size, one that starts at 0
     to about ``scales[i]``. Since errors are relative to what was seen, an answer that was stalled teaches next to
     nothing; one that was impossibly fast counts as a fifth of what was expected. What is not seen any more is never
-    believed less than in the beginning, and nothing takes less than no time.
+    believed less than in the beginning, and nothing takes less than no time: a term that would falls to none, and the
+    others take over what it explained, as far as they went together in what was seen.
     """
 
     __slots__ = ("_first", "_spread", "samples", "weights")
@@ -40,7 +41,7 @@ class LinearFit:
         gains = [sum([row[at] * x[at] for at in places]) for row in self._spread]
         whole = _FORGETTING + sum([x[at] * gains[at] for at in places])
         step = (1.0 - expected / seconds) / whole
-        self.weights = [max(weight + gain * step, 0.0) for weight, gain in zip(self.weights, gains, strict=True)]
+        weights = [weight + gain * step for weight, gain in zip(self.weights, gains, strict=True)]
         spread = [
             [(row[at] - gain * gains[at] / whole) / _FORGETTING for at in places]
             for row, gain in zip(self._spread, gains, strict=True)
@@ -52,4 +53,19 @@ class LinearFit:
                     spread[at][other] *= shrink
                     spread[other][at] *= shrink
         self._spread = spread
+        self.weights = _none_below_zero(weights, spread)
         self.samples += 1
+
+
+def _none_below_zero(weights: list[float], spread: list[list[float]]) -> list[float]:
+    """Return the weights that fit about as well with no term below 0. Cut off alone, one that is traded for another
+    leaves that other to grow without end."""
+    for _ in weights:
+        least = min(weights)
+        if least >= 0:
+            return weights
+        at = weights.index(least)
+        share = least / spread[at][at] if spread[at][at] > 0 else 0.0
+        weights = [weight - share * along for weight, along in zip(weights, spread[at], strict=True)]
+        weights[at] = 0.0
+    return [max(weight, 0.0) for weight in weights]

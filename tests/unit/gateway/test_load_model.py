@@ -73,7 +73,7 @@ def test_one_stalled_answer_teaches_little_and_a_new_speed_is_soon_known() -> No
         costs.learn_prompt(4000, 0, 0.0, 2.0)
     costs.learn_prompt(4000, 0, 0.0, 500.0)
     assert costs.prompt_s(4000, 0) == pytest.approx(2.0, rel=0.1)
-    for _ in range(150):
+    for _ in range(200):
         costs.learn_prompt(4000, 0, 0.0, 4.0)
     assert costs.prompt_s(4000, 0) == pytest.approx(4.0, rel=0.15)
 
@@ -116,6 +116,16 @@ def test_who_fetches_holds_up_nobody() -> None:
     load.check()
 
 
+def test_who_comes_while_another_fetches_holds_that_up_or_waits_for_it() -> None:
+    """A prompt of half a second has its pages in a second."""
+    load = Load(EngineCosts(_RATES))
+    other = load.reserve(6000, 1000, 0.0, fetch=(0, 0, 5000, 0))
+    assert (other.ready_s, load.backlog_s(0.0)) == (pytest.approx(1.0), 0.0)
+    assert load.turn(0.0, 0.0, 0.0, 0.3) == (0.0, 0.0)  # done before
+    assert load.turn(0.0, 0.0, 0.0, 4.0) == pytest.approx((0.0, 3.0))
+    assert load.turn(0.0, 0.0, 1.2, 4.0) == pytest.approx((1.0 + other.prompt_s, 0.0))  # its own pages come later
+
+
 def test_fetches_are_learned_where_they_waited_for_nothing() -> None:
     """The link is twice as fast as believed; every other fetch waits for the one before it."""
     load, now_s = Load(EngineCosts(_RATES)), 0.0
@@ -134,6 +144,17 @@ def test_a_fit_never_leaves_the_finite() -> None:
     for _ in range(5000):
         fit.learn((1.0, chance.choice((0.0, 1e-6, 1e6))), chance.choice((1e-6, 1.0, 1e4)))
         assert all(math.isfinite(weight) for weight in fit.weights)
+
+
+def test_two_terms_that_go_together_do_not_drive_each_other_away() -> None:
+    """Full engines show hardly any context but one: what a step costs beside it and with it cannot be told apart."""
+    costs, chance = EngineCosts(_RATES), random.Random(5)
+    for at in range(12_000):
+        context = chance.uniform(0, 400_000) if at < 2000 else chance.uniform(340_000, 370_000)
+        share = chance.uniform(0.5, 1.0)
+        costs.learn_step(context, share, (0.009 + context * 6e-8 + share * 0.01) * chance.uniform(0.8, 1.2))
+        if at > 2000:
+            assert costs.step_s(355_000, 0.75) == pytest.approx(0.038, rel=0.3)
 
 
 def test_lengths_of_answers_are_known_by_run_and_drawn_to_the_mean() -> None:
