@@ -137,7 +137,7 @@ class KeepwarmPolicy:
         now_s, tokens = view.now, request.n_in
         parts = [self._hashes(node) for node in request.path]
         hashes = np.concatenate(parts) if parts else np.empty(0, np.uint64)
-        run = (request.sid, request.ctx) if request.sid >= 0 else self._run_of(hashes)
+        run = (request.sid, request.ctx) if request.sid >= 0 else self._run_of(hashes, tokens)
         asked = self.places.asked(run, tokens)
         views = self._views(hashes, tokens, now_s)
         decision = decide(views, Request(asked, str(run), self._pulls), self._policy, self._chance, now_s)
@@ -164,15 +164,15 @@ class KeepwarmPolicy:
             views.append(InstanceView(name, hits, load, around, pending_tokens=coming, matched_blocks=sum(tiers)))
         return views
 
-    def _run_of(self, hashes: HashArray) -> int:
+    def _run_of(self, hashes: HashArray, tokens: int) -> int:
         """Link a request that has no session to the one that it goes on from: as a gateway does by its messages."""
         listed = hashes.tolist()
         run = next((self._tips[block] for block in reversed(listed) if block in self._tips), None)
         if run is None:
             self._runs += 1
             run = self._runs
-        for block in listed[-2:]:
-            self._tips[block] = run
+        if listed:  # its last full block: what is behind that is another block in the next step, before it others' opening
+            self._tips[listed[max(tokens // self._block, 1) - 1]] = run
         while len(self._tips) > _MOST_TIPS:
             self._tips.popitem(last=False)
         return run
