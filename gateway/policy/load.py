@@ -30,9 +30,9 @@ _WAITS, _DECODES, _OVER = "waits", "decodes", "over"
 class Load:
     """The load of one instance. Times are seconds of any one clock that never runs back."""
 
-    __slots__ = ("_context_s", "_fetching", "_free_s", "_prompt_s", "_seen_s", "_waiting", "busy_share",
-                 "context_tokens", "costs", "decoding", "held_output", "held_tokens", "lately_s", "link_free_s",
-                 "on_idle", "pace", "queued_s", "queued_tokens", "running")  # fmt: skip
+    __slots__ = ("_context_s", "_free_s", "_prompt_s", "_seen_s", "_waiting", "busy_share", "context_tokens", "costs",
+                 "decoding", "fetching", "held_output", "held_tokens", "lately_s", "link_free_s", "on_idle", "pace",
+                 "queued_s", "queued_tokens", "running")  # fmt: skip
 
     def __init__(self, costs: EngineCosts, on_idle: Callable[[], None] | None = None) -> None:
         self.costs, self.on_idle = costs, on_idle
@@ -42,13 +42,13 @@ class Load:
         self.queued_tokens = 0  # new tokens of the others
         self.queued_s = 0.0  # what these will take
         self.context_tokens = 0.0  # of those decoding
+        self.fetching = 0  # of those that wait: how many have, or had, pages to fetch
         self.held_tokens = 0.0  # prompt and output of all, as far as it is foreseen
         self.held_output = 0.0  # the output of it
         self.link_free_s = -math.inf  # when the fetches that were begun will be over
         self.lately_s = 0.0  # what the prompts routed here took, the longer ago the less
         self.busy_share = 0.0  # of the time lately, in which prompts were computed
         self._waiting: dict[Reservation, None] = {}
-        self._fetching = 0  # of those that wait: how many have, or had, pages to fetch
         self._free_s = -math.inf  # when the last prompt was done
         self._context_s = self._prompt_s = 0.0  # integrals over time: context decoding, and prompts under way
         self._seen_s = -math.inf
@@ -83,17 +83,30 @@ class Load:
         if left < _OVERDUE * elapsed:
             # An answer that is not streamed shows no first token: after a while its prompt no longer counts.
             left = _OVERDUE * elapsed if elapsed < 4 * head.prompt_s + _LOST_AFTER_S else 0.0
-        if not self._fetching:
+        if not self.fetching:
             return max(self.queued_s - head.prompt_s, 0.0) + left
         for other in self._waiting:
             if other is not head and other.ready_s <= now_s + left:
                 left += other.prompt_s
         return left
 
+    def turn(self, now_s: float, backlog_s: float, ready_s: float, prompt_s: float) -> tuple[float, float]:
+        """Return when a prompt begins that comes now and has its pages in ``ready_s``, seconds from now, and how long it
+        holds up those that came before it and fetch until after the backlog. O(waiting)."""
+        free_s, begins_s, held_up_s = backlog_s, max(backlog_s, ready_s), 0.0
+        fetching = [(each.ready_s - now_s, each.prompt_s) for each in self._waiting if each.ready_s > now_s + backlog_s]
+        for others_ready_s, others_s in sorted(fetching):
+            if others_ready_s <= begins_s:
+                free_s = max(free_s, others_ready_s) + others_s
+                begins_s = max(begins_s, free_s)
+            else:
+                held_up_s += max(begins_s + prompt_s - others_ready_s, 0.0)
+        return begins_s, held_up_s
+
     def _head(self) -> Reservation:
         """Return whose prompt is being computed: the first of those that had their pages when the last was done, else
         the first to have them. Who fetches holds up nobody."""
-        if not self._fetching:
+        if not self.fetching:
             return next(iter(self._waiting))
         return min(self._waiting, key=lambda each: each.ready_s if each.ready_s > self._free_s else self._free_s)
 
@@ -114,7 +127,7 @@ class Load:
         self._pass(now_s)
         reservation = Reservation(self, prompt_tokens, new_tokens, now_s, output_tokens, fetch)
         self._waiting[reservation] = None
-        self._fetching += fetch is not None
+        self.fetching += fetch is not None
         self.running += 1
         self.queued_tokens += new_tokens
         self.queued_s += reservation.prompt_s
@@ -148,7 +161,7 @@ class Load:
         """Take a prompt from the queue; tell whether it was at its head."""
         was_head = self._head() is reservation
         del self._waiting[reservation]
-        self._fetching -= reservation._fetch is not None
+        self.fetching -= reservation._fetch is not None
         self.queued_tokens -= reservation.new_tokens
         self.queued_s = self.queued_s - reservation.prompt_s if self._waiting else 0.0
         return was_head

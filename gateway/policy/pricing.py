@@ -4,6 +4,7 @@
 
     expected time to the first token   max(prompts queued there + the wait for memory, fetches queued there + its own)
                                        + its prompt
+  + those who came and still fetch     they wait for its prompt where it has its pages before they have theirs
   + those who come while it is served  steps that are due there a second x its prompt x (queue + half its prompt)
   + its own steps after this one       how many x steps that are due there a second x half the mean square of a prompt
   + what it pushes out of memory       its new tokens x the odds that they would have come back x what they'd take then:
@@ -142,8 +143,12 @@ def prices(
         if hits[1] or hits[2] or hits[3] or (at != source and pullable > context + _LEAST_PULL_TOKENS):
             pulled = pullable if at != source else 0
             ttft_s, work_s, new, fetch = _fetched(load, hits, context, pulled, prompt, wait_s, now_s)
+        cost_s = 0.0
+        if load.fetching:
+            begins_s, cost_s = load.turn(now_s, backlog_s, ttft_s - work_s, work_s)
+            ttft_s = begins_s + work_s
         rate = fleet_rate + own_share * due
-        cost_s = ttft_s + work_s * rate * (backlog_s + 0.5 * work_s) + further * due
+        cost_s += ttft_s + work_s * rate * (backlog_s + 0.5 * work_s) + further * due
         if push[0]:
             pushed_s = (prompt - context + output) * push[0]
             if hits[1] or hits[2] or hits[3]:
