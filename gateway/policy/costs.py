@@ -44,10 +44,11 @@ class EngineCosts:
     * a decode step: ``base + context of all sequences · k + share of the time in which a prompt is computed · i``
     """
 
-    __slots__ = ("_fetch_s", "prompts", "rates", "steps")
+    __slots__ = ("_fetch_s", "pace", "prompts", "rates", "steps")
 
     def __init__(self, rates: Rates) -> None:
         self.rates = rates  # where learning began
+        self.pace = 1.0  # the mean of its instances' (``Load``)
         token_s, step_s = 1 / rates.prefill, 1 / rates.decode
         self.prompts = LinearFit(
             (_OVERHEAD_S, token_s, 0.0, 0.0), (_OVERHEAD_S, token_s, token_s / 20_000, token_s / 500_000)

@@ -21,7 +21,7 @@ _OVERDUE = 0.1
 _LOST_AFTER_S = 2.0
 _LATELY_S = 60.0
 _BALANCE_S = 600.0
-_PACE_WEIGHT, _SAME_PACE, _PACES = 0.05, 0.2, (0.1, 10.0)
+_PACE_WEIGHT, _KIND_WEIGHT, _SAME_PACE, _PACES = 0.05, 0.01, 0.2, (0.1, 10.0)
 """An instance counts as fast as others of its kind until it is off by so much: noise makes no favourites."""
 
 _WAITS, _DECODES, _OVER = "waits", "decodes", "over"
@@ -32,11 +32,12 @@ class Load:
 
     __slots__ = ("_context_s", "_free_s", "_prompt_s", "_seen_s", "_waiting", "busy_share", "context_tokens", "costs",
                  "decoding", "fetching", "held_output", "held_tokens", "lately_s", "link_free_s", "on_idle", "pace",
-                 "queued_s", "queued_tokens", "running")  # fmt: skip
+                 "queued_s", "queued_tokens", "running", "slowness")  # fmt: skip
 
     def __init__(self, costs: EngineCosts, on_idle: Callable[[], None] | None = None) -> None:
         self.costs, self.on_idle = costs, on_idle
-        self.pace = 1.0  # what prompts took here against what they take on instances of its kind, smoothed
+        self.pace = 1.0  # what prompts took here against what was expected of its kind, smoothed
+        self.slowness = 1.0  # by what prompts' times are multiplied: 1 while it is about as fast as others of its kind
         self.running = 0  # requests that are not over
         self.decoding = 0  # of them those that gave a first token
         self.queued_tokens = 0  # new tokens of the others
@@ -53,22 +54,19 @@ class Load:
         self._context_s = self._prompt_s = 0.0  # integrals over time: context decoding, and prompts under way
         self._seen_s = -math.inf
 
-    @property
-    def slowness(self) -> float:
-        """By what its prompts' times are multiplied: 1 while it is about as fast as others of its kind."""
-        return self.pace if abs(self.pace - 1) > _SAME_PACE else 1.0
-
     def prompt_s(self, new_tokens: int, context_tokens: int) -> float:
         """Return how long a prompt takes here now."""
-        seconds = self.costs.prompt_s(new_tokens, context_tokens, self.context_tokens)
-        return seconds if -_SAME_PACE <= self.pace - 1 <= _SAME_PACE else seconds * self.pace
+        return self.costs.prompt_s(new_tokens, context_tokens, self.context_tokens) * self.slowness
 
     def took(self, new_tokens: int, context_tokens: int, beside_tokens: float, seconds: float) -> None:
         """Learn from a prompt that was computed here in ``seconds``, its wait not counted."""
         if seconds > 0:
             ratio = seconds / self.costs.prompt_s(new_tokens, context_tokens, beside_tokens)
-            least, most = _PACES
-            self.pace += _PACE_WEIGHT * (min(max(ratio, least), most) - self.pace)
+            ratio = min(max(ratio, _PACES[0]), _PACES[1])
+            self.pace += _PACE_WEIGHT * (ratio - self.pace)
+            self.costs.pace += _KIND_WEIGHT * (ratio - self.costs.pace)
+            relative = self.pace / self.costs.pace  # all of a kind slow is no instance's pace but what the kind costs
+            self.slowness = relative if abs(relative - 1) > _SAME_PACE else 1.0
             self.costs.learn_prompt(new_tokens, context_tokens, beside_tokens, seconds / self.slowness)
 
     def backlog_s(self, now_s: float) -> float:

@@ -56,6 +56,20 @@ def test_a_prompts_cost_is_learned_without_its_wait() -> None:
     assert load.costs.learned().prefill == pytest.approx(10_000, rel=0.05)
 
 
+@pytest.mark.parametrize("slow", [1, 4])
+def test_one_that_is_slow_has_its_own_pace_and_all_that_are_cost_more(slow: int) -> None:
+    """Of four; stalls in the beginning make each look ten times as slow as it is."""
+    costs, chance = EngineCosts(_RATES), random.Random(6)
+    loads = [Load(costs) for _ in range(4)]
+    for at in range(3000):
+        new, number = chance.randrange(500, 20_000), chance.randrange(4)
+        loads[number].took(new, 0, 0.0, new / 2000 * (20.0 if at < 100 else 2.0 if number < slow else 1.0))
+    assert [load.slowness for load in loads] == pytest.approx([2.0 if slow == 1 else 1.0, 1.0, 1.0, 1.0], rel=0.35)
+    for number, load in enumerate(loads):
+        assert load.prompt_s(10_000, 0) == pytest.approx(10.0 if number < slow else 5.0, rel=0.15)
+    assert costs.prompt_s(10_000, 0) == pytest.approx(5.0 if slow == 1 else 10.0, rel=0.15)
+
+
 def test_the_price_of_context_and_of_decodes_beside_is_told_from_that_of_tokens() -> None:
     costs, chance = EngineCosts(_RATES), random.Random(2)
     for _ in range(400):
