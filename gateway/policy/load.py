@@ -89,8 +89,8 @@ class Load:
         return left
 
     def turn(self, now_s: float, backlog_s: float, ready_s: float, prompt_s: float) -> tuple[float, float]:
-        """Return when a prompt begins that comes now and has its pages in ``ready_s``, seconds from now, and how long it
-        holds up those that came before it and fetch until after the backlog. O(waiting)."""
+        """Return when a prompt begins that comes now and has its pages in ``ready_s``, seconds from now, and how long
+        it holds up those that came before it and fetch until after the backlog. O(waiting)."""
         free_s, begins_s, held_up_s = backlog_s, max(backlog_s, ready_s), 0.0
         fetching = [(each.ready_s - now_s, each.prompt_s) for each in self._waiting if each.ready_s > now_s + backlog_s]
         for others_ready_s, others_s in sorted(fetching):

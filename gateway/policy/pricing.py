@@ -9,7 +9,8 @@
   + its own steps after this one       how many x steps that are due there a second x half the mean square of a prompt
   + what it pushes out of memory       its new tokens x the odds that they would have come back x what they'd take then:
                                        computed again, or fetched from the next slower tier
-  + decoding                           its output's steps are lengthened by the contexts there, and theirs by its own
+  + decoding                           its output's steps are lengthened by the contexts there, and theirs by its own;
+                                       so are those of its own steps after this one
   + a little where much was done       a tenth of its first token's time x what was computed there lately / the mean
 
 The first is what the request itself waits; the rest is what others will, and all of it follows from what binds there
@@ -40,7 +41,7 @@ class Weights:
     own_share: float = 0.3  # of an instance's own due rate in its price for arrivals; the rest is the fleet's mean
     further: float = 1.0
     reuse: float = 1.0
-    decode: float = 0.4
+    decode: float = 0.2  # for each step that is made where this one goes
     idle: float = 4.0
     balance: float = 0.1
 
@@ -119,8 +120,10 @@ def prices(
     pullable = offers[source].hit_tokens[0] if source is not None else 0
     mean_running = sum([offer.load.running for offer in offers]) * per_offer
     decode_weight = weights.decode * idle_share**weights.idle / (1 + 0.5 * mean_running) * asked.output_tokens
+    further_steps = min(asked.further_steps, _MOST_FURTHER_STEPS)
+    decode_weight *= 1 + further_steps
     prompt, output = asked.prompt_tokens, asked.output_tokens
-    further = weights.further * min(asked.further_steps, _MOST_FURTHER_STEPS) * 0.5 * asked.mean_square_s
+    further = weights.further * further_steps * 0.5 * asked.mean_square_s
     own_share, fleet_rate = weights.arrivals * weights.own_share, weights.arrivals * (1 - weights.own_share) * mean_due
     half_context = 0.5 * (prompt + 0.5 * output)
     of_costs, read_s, overhead_s, token_s, grown_s, beside_s = None, 0.0, 0.0, 0.0, 0.0, 0.0
@@ -137,8 +140,7 @@ def prices(
         new, fetch = prompt - context, None
         # ``load.prompt_s(new, context)``, which is half of this loop where it is called
         work_s = overhead_s + new * (token_s + beside_s * load.context_tokens + grown_s * (context + 0.5 * new))
-        if load.pace != 1:
-            work_s *= load.slowness
+        work_s *= load.slowness
         ttft_s = wait_s + work_s
         if hits[1] or hits[2] or hits[3] or (at != source and pullable > context + _LEAST_PULL_TOKENS):
             pulled = pullable if at != source else 0

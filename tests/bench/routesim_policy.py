@@ -171,7 +171,9 @@ class KeepwarmPolicy:
         if run is None:
             self._runs += 1
             run = self._runs
-        if listed:  # its last full block: what is behind that is another block in the next step, before it others' opening
+        if (
+            listed
+        ):  # its last full block: what is behind that is another block in the next step, before it others' opening
             self._tips[listed[max(tokens // self._block, 1) - 1]] = run
         while len(self._tips) > _MOST_TIPS:
             self._tips.popitem(last=False)

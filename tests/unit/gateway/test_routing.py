@@ -155,6 +155,27 @@ def test_idle_instances_share_decodes_though_one_of_them_is_warm() -> None:
     assert decision.instance == "cool"
 
 
+def test_a_run_is_put_where_its_later_steps_have_room_and_stays_there() -> None:
+    """What a second copy of the opening takes pays for many steps and not for one."""
+    warm = _view("warm", (500, 0, 0, 0))
+    for number in range(3):
+        warm.load.reserve(8000, 0, float(number), output_tokens=500).answered(float(number))
+    warm.load.costs.steps.weights[1] = 1e-7
+    for further_steps, instance in ((0.0, "warm"), (9.0, "cool")):
+        request = Request(Asked(600, output_tokens=500, further_steps=further_steps))
+        decision = decide([warm, _view("cool")], request, ExpectedTtft(), random.Random(0), 20.0)
+        assert decision is not None
+        assert decision.instance == instance
+
+
+def test_a_long_prompt_lets_those_go_first_that_soon_have_their_pages() -> None:
+    fetching = _view("fetching")
+    fetching.load.reserve(9000, 1000, 0.0, fetch=(8000, 0, 0, 0))
+    views = fetching, _view("idle", queued=10)
+    assert _chosen(*views, prompt=4000) == "idle"
+    assert _chosen(*views, prompt=10) == "fetching"  # done before
+
+
 def test_the_other_policies() -> None:
     views = [_view("a", running=2), _view("b", running=1), _view("c", running=3)]
     assert _chosen(*views, policy="fewest-requests") == "b"
