@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 from genai_prices import Usage as TheirUsage
 from genai_prices import calc_price
@@ -26,11 +28,12 @@ rates = { fresh = 1, output = 2 }
 """
 
 
+@pytest.mark.parametrize("at", [datetime(2026, 11, 1, tzinfo=UTC), datetime(2028, 1, 1, tzinfo=UTC)], ids=str)
 @pytest.mark.parametrize("provider", ["anthropic", "openai", "google", "moonshotai"])
-def test_an_imported_book_prices_as_the_data_set_itself_does(provider: str) -> None:
+def test_an_imported_book_prices_as_the_data_set_itself_does(provider: str, at: datetime) -> None:
     book = PriceBook.from_toml(import_genai_prices(provider).toml)
     priced = 0
-    now_ns = 1_796_000_000 * 10**9
+    at_ns = int(at.timestamp()) * 10**9
     for entry in book.file.price:
         (model,) = entry.models
         if entry.effective_to is not None or "output" not in entry.rates.by_class():
@@ -39,10 +42,10 @@ def test_an_imported_book_prices_as_the_data_set_itself_does(provider: str) -> N
         for prompt, hits, output in cases if "hit_unknown" in entry.rates.by_class() else cases[:2]:
             usage = Usage(fresh_tokens=prompt - hits, hit_unknown_tokens=hits, output_tokens=output,
                           source=UsageSource.ENGINE)  # fmt: skip
-            ours = charge(usage, book, model, now_ns)
+            ours = charge(usage, book, model, at_ns)
             try:
                 counts = TheirUsage(input_tokens=prompt, cache_read_tokens=hits, output_tokens=output)
-                theirs = calc_price(counts, model, provider_id=provider)
+                theirs = calc_price(counts, model, provider_id=provider, genai_request_timestamp=at)
             except LookupError:
                 break  # an id that its own matching does not find
             if theirs.model.id != model:
