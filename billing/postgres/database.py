@@ -34,7 +34,6 @@ _LOCK = text("SELECT pg_advisory_xact_lock(:key)").bindparams(key=_WRITER_LOCK)
 _MAKE_MONTH = text("SELECT make_ledger_month(:at)")
 _TYPES = {"int": "bigint", "int | None": "bigint", "str": "text", "str | None": "text"}
 _POSTED = columns().index("posted_ns")
-#: What a server that refuses a connection says when it will take it later. The driver passes the words on, no code.
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ class PoolTier(SlottedTier):
             self._get_formed(keys, out, ours, answers, self._forms, deadline_s)
         else:
             names, rows = [self._name(keys[place]) for place in ours], [out[place] for place in ours]
-            for place, value in zip(ours, self._server.get(names, rows, deadline_s), strict=True):
+            for place, value in zip(ours, self._server.get(names, rows, deadline_s, sums=True), strict=True):
                 answers[place] = self._values.accept(keys[place], value, out[place])
         if owed := self._debts.owed:
             answers = ["forgotten" if _is_of(owed, answer) else answer for answer in answers]

@@ -64,9 +64,12 @@ class PoolClient:
         return self._route(names, deadline_s or self._options.write_s.deadline_s(), work)
 
     def get(
-        self, names: Sequence[bytes], bodies: Sequence[memoryview], deadline_s: float
+        self, names: Sequence[bytes], bodies: Sequence[memoryview], deadline_s: float, *, sums: bool = False
     ) -> list[Value | ErrorReply | Unavailable | None]:
-        """Read each value so that its last bytes fill the body beside its name; ``None`` for one that is not there."""
+        """Read each value so that its last bytes fill the body beside its name; ``None`` for one that is not there.
+
+        With ``sums`` bodies are hashed as they come.
+        """
         window = max(1, self._options.request_bytes // max(1, len(bodies[0]) if bodies else 1))
 
         def work(connection: Connection, places: Sequence[int], until_s: float) -> list[Value | ErrorReply | None]:
@@ -77,7 +80,7 @@ class PoolClient:
                     asked = b"".join([command(b"GET", names[place]) for place in windows[number + 1]])
                     connection.send([asked], until_s)
                 if number >= 0:
-                    answers += [connection.value_into(bodies[place], until_s) for place in windows[number]]
+                    answers += [connection.value_into(bodies[place], until_s, sums=sums) for place in windows[number]]
             return answers
 
         return self._route(names, deadline_s, work)

@@ -52,7 +52,7 @@ class PoolValues:
                 end = min(value.length, self._page_bytes)
                 found = self._forms.restore(header, row[end - stored_bytes : end], out, workshop)
             else:
-                found = checksum(row)
+                found = checksum(row) if value.body_sum is None else value.body_sum
                 if found != header.checksum:
                     return "checksum"
         except RecordError as error:

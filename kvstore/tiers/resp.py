@@ -18,6 +18,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvstore.codec import checksum
+
 _BUFFER_BYTES = 64 << 10
 _NEAR_BYTES = 1 << 10  # read at once where a value may follow: its head, and little of what should go straight
 _MAX_PARTS = 512  # of one send; the kernel allows 1024
@@ -47,11 +49,13 @@ class ErrorReply:
 class Value:
     """A value that was read. Its last bytes are in the caller's buffer, what came before them is ``head``.
 
-    A value shorter than the buffer fills its beginning; of one too long to be a page nothing is kept.
+    A value shorter than the buffer fills its beginning; of one too long to be a page nothing is kept. ``body_sum`` is
+    the checksum of the whole buffer, taken while it was still near the processor, or ``None``.
     """
 
     length: int
     head: bytes
+    body_sum: int | None = None
 
 
 Reply = int | bytes | None | ErrorReply | list["Reply"]
@@ -159,8 +163,8 @@ class Connection:
             return None if number < 0 else [self.reply(deadline_s) for _ in range(number)]
         raise ConnectionFault(f"not a reply: {line[:40]!r}")
 
-    def value_into(self, body: memoryview, deadline_s: float) -> Value | ErrorReply | None:
-        """Read the reply to GET so that the value's last ``len(body)`` bytes are in ``body``.
+    def value_into(self, body: memoryview, deadline_s: float, *, sums: bool = False) -> Value | ErrorReply | None:
+        """Read the reply to GET so that the value's last ``len(body)`` bytes are in ``body``; with ``sums`` hash these.
 
         Raises ``ConnectionFault``.
         """
@@ -180,8 +184,9 @@ class Connection:
         head = bytearray(before)
         self._read_into(memoryview(head), deadline_s)
         self._read_into(body[: length - before], deadline_s)
+        body_sum = checksum(body) if sums and length >= len(body) else None
         self._skip(2, deadline_s)
-        return Value(length, bytes(head))
+        return Value(length, bytes(head), body_sum)
 
     def close(self) -> None:
         """Close it. Idempotent."""

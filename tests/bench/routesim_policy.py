@@ -173,7 +173,7 @@ class KeepwarmPolicy:
             run = self._runs
         if (
             listed
-        ):  # its last full block: what is behind that is another block in the next step, before it others' opening
+        ):  # its last full block: what is behind is another one in the next step, what is before others' opening
             self._tips[listed[max(tokens // self._block, 1) - 1]] = run
         while len(self._tips) > _MOST_TIPS:
             self._tips.popitem(last=False)

@@ -283,8 +283,8 @@ def test_a_page_that_is_put_while_another_reader_misses_it_stays_in_the_accounts
     client.delete(name_of(client, KEYS[0]))
     get = tier._server.get
 
-    def get_and_be_overtaken(*arguments: object) -> list[object]:
-        replies = get(*arguments)
+    def get_and_be_overtaken(*arguments: object, **more: bool) -> list[object]:
+        replies = get(*arguments, **more)
         monkeypatch.undo()
         assert tier.put([page(PAGES[0])]) == [True]
         return replies
