@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 
 from billing.tables import counted
+from gateway.commands.arguments import real_number
 from gateway.errors import SettingsError
 from gateway.settings.arguments import add_settings_arguments, settings_of
 from kvstore.at_rest import at_rest_from_environment
@@ -27,15 +29,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     stat = actions.add_parser("stat", help="count pages and bytes, by layout and namespace")
-    verify = actions.add_parser("verify", help="read every page and check it; exit 1 if any is bad")
+    verify = actions.add_parser("verify", help="read every page and check it; exit 1 if any is bad or its key not here")
     clear = actions.add_parser("clear", help="remove every page")
     serve = actions.add_parser("serve-host", help="share one host tier between the engine processes of this machine")
     serve.add_argument("--socket", type=Path, required=True, metavar="FILE", help="where engines find it")
-    serve.add_argument("--gb", type=float, required=True, metavar="N", help="memory for pages, of all layouts together")
-    clear.add_argument("--layout", metavar="HEX", help="of the pools, only the pages of this layout's fingerprint")
+    serve.add_argument(
+        "--gb",
+        type=real_number(0, 1e6, above=True),
+        required=True,
+        metavar="N",
+        help="memory for pages, of all layouts together",
+    )
+    clear.add_argument(
+        "--layout", type=_fingerprint, metavar="HEX", help="of the pools, only the pages of this layout's fingerprint"
+    )
     for action in (stat, verify, clear):
         action.add_argument("--disk", type=Path, action="append", default=[], metavar="FOLDER", help="a disk tier")
         action.add_argument("--pool", action="append", default=[], metavar="URL", help="a Redis or Valkey pool")
+    for action in (stat, verify):
         action.add_argument("--json", action="store_true", help="print JSON")
     add_settings_arguments(parser, stat, verify, clear)
 
@@ -61,13 +72,21 @@ def run(args: argparse.Namespace) -> int:
             good = False
             continue
         if contents is not None:
-            good = good and not (args.action == "verify" and contents.bad)
+            good = good and not (args.action == "verify" and (contents.bad or contents.hidden))
             shown.append(contents)
             if not args.json:
                 print(_text(contents, verified=args.action == "verify"))
-    if args.json and args.action != "clear":
+    if args.action != "clear" and args.json:
         print(json.dumps([_json(contents) for contents in shown], indent=2))
     return 0 if good else 1
+
+
+def _fingerprint(text: str) -> str:
+    if not re.fullmatch("[0-9a-f]{32}", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no fingerprint of a layout, which `stat` tells: 32 digits of 0 to f"
+        )
+    return text
 
 
 def _serve_host(path: Path, capacity_bytes: int) -> int:
@@ -104,10 +123,9 @@ def _text(contents: Contents, *, verified: bool) -> str:
     lines = [f"{_name(contents)}: {counted(contents.pages, 'page')}, {contents.page_bytes / 1e6:,.1f} MB"]
     if contents.in_use is not None:
         status = contents.in_use
-        lines[0] += (
-            f" of {status.capacity_pages}, in use by process {status.pid}, which said so {status.age_s:.0f} s ago"
-        )
-    if verified:
+        lines[0] += f" of {status.capacity_bytes / 1e6:,.1f} MB"
+        lines[0] += f", in use by process {status.pid}, which said so {status.age_s:.0f} s ago"
+    if verified and contents.pages:
         lines[0] += ", each read and right"
     lines += [f"  layout {layout}: {counted(pages, 'page')}" for layout, pages in contents.layouts.most_common()]
     for namespace, pages in contents.namespaces.most_common():
@@ -128,7 +146,9 @@ def _json(contents: Contents) -> dict[str, object]:
         "namespaces": [{**namespace._asdict(), "pages": pages} for namespace, pages in contents.namespaces.items()],
         "bad": contents.bad,
         "hidden": contents.hidden,
-        "in_use": None if status is None else {"pid": status.pid, "told_at_s": status.told_at_s},
+        "in_use": None
+        if status is None
+        else {"pid": status.pid, "told_at_s": status.told_at_s, "capacity_bytes": status.capacity_bytes},
     }
 
 

@@ -155,7 +155,8 @@ class DiskTier(SlottedTier):
     def _reopen(self) -> None:
         """Make findable what the index and the slab agree on; forget the rest, counted."""
         records, refused = self._index.load()
-        for problem in (self._slab.problem, self._index.problem):
+        is_lost = self._index.is_new and not (self._slab.is_new or self._slab.problem)
+        for problem in (self._slab.problem, self._index.problem or ("index" if is_lost else "")):
             if problem:
                 self._stats.alarm(problem)
         good = []
@@ -320,7 +321,8 @@ class DiskTier(SlottedTier):
     def _probe(self) -> bool:
         try:
             self._slab.probe()
-        except OSError:
+            self._index.probe()
+        except (OSError, lmdb.Error):
             return False
         if self._owed and self._writing.acquire(blocking=False):  # a writer, or who closes the tier, does it else
             try:

@@ -30,6 +30,11 @@ class DiskStatus(msgspec.Struct, frozen=True):
     namespaces: list[tuple[str | None, str | None, int]] | None = None
 
     @property
+    def capacity_bytes(self) -> int:
+        """The most bytes of pages that the tier holds."""
+        return self.capacity_pages * self.page_bytes
+
+    @property
     def age_s(self) -> float:
         """How old it is."""
         return max(0.0, time.time() - self.told_at_s)

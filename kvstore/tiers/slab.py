@@ -34,14 +34,16 @@ class SlabHeader(msgspec.Struct, frozen=True, array_like=True):
 class Slab:
     """The open file. Places are slots, bytes are whole pages. Methods raise ``OSError``.
 
-    ``problem`` is why old content was given up on opening ("" if it was not); ``whole_slots`` is how many slots the
-    file had before it was brought to its size: what an index says of later ones was cut off.
+    ``is_new``: there was none. ``problem`` is why old content was given up on opening ("" if it was not);
+    ``whole_slots`` is how many slots the file had before it was brought to its size: what an index says of later ones
+    was cut off.
     """
 
     def __init__(self, path: Path, fingerprint: bytes, *, page_bytes: int, slots: int) -> None:
         """Open or create the file and take its whole space. Raises ``MediumError``."""
         self.page_bytes = page_bytes
         self.problem = ""
+        self.is_new = False
         size = HEADER_BYTES + slots * page_bytes
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -103,6 +105,8 @@ class Slab:
             except RecordError as error:
                 self.problem = error.reason
             os.ftruncate(self._fd, 0)
+        else:
+            self.is_new = True
         header = SlabHeader(fingerprint, self.page_bytes, secrets.randbits(63))
         _write_header(self._fd, header)
         return header

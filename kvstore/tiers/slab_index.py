@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 INDEX_NAME = "index"
 _BYTES_PER_PAGE = 4096  # address space set aside for each; records take a few hundred
 _LEAST_MAP_BYTES = 1 << 30
-_SPARE_BYTES = 4 << 20  # more than any update adds; they are a hole in the file
+_SPARE_BYTES = 4 << 20  # more than any update adds
 
 
 class SlabIndex:
     """The open index. One process, one writer at a time. Methods raise ``lmdb.Error``."""
 
     def __init__(self, path: Path, *, slots: int) -> None:
-        """Open or create it; one that LMDB cannot read is started anew (``problem`` then says so).
+        """Open or create it (``is_new``); one that LMDB cannot read is started anew (``problem`` then says so).
 
         Raises ``MediumError`` where it is not the index that is at fault: it stays as it is.
         """
@@ -40,6 +40,7 @@ class SlabIndex:
         self._file = path / "data.mdb"
         self.problem = ""
         try:
+            self.is_new = not self._file.exists() or not self._file.stat().st_size
             self._env = _open(path, self._map_bytes)
         except lmdb.Error as error:
             self._start_anew(error)
@@ -71,11 +72,17 @@ class SlabIndex:
             return [], {}
         return sorted(records, key=lambda record: record.sequence), refused
 
+    def probe(self) -> None:
+        """Raise ``OSError`` unless there is room for further records."""
+        self._lengthen()
+
     def _lengthen(self) -> None:
-        """Keep the file somewhat longer than its content, so that one that is shorter can only have been cut."""
+        """Keep the file somewhat longer than its content: one that is shorter can only have been cut, and a disk that
+        is full is found out here, not by a write that was begun."""
         size, content = self._file.stat().st_size, _content_bytes(self._env)
         if size < content + _SPARE_BYTES // 2:
-            os.truncate(self._file, content + _SPARE_BYTES)
+            with self._file.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), size, content + _SPARE_BYTES - size)
 
     def _start_anew(self, error: lmdb.Error) -> None:
         """Give up what cannot be read. Raises ``MediumError`` if the system failed, not the index, or fails now."""

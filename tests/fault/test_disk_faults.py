@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -191,6 +192,18 @@ def test_an_index_whose_pages_are_damaged_starts_anew(tmp_path: Path) -> None:
         assert reads(tier, KEYS) == RIGHT
 
 
+@pytest.mark.parametrize("is_empty", [True, False], ids=["empty", "gone"])
+def test_an_index_that_is_lost_is_told(tmp_path: Path, is_empty: bool) -> None:
+    fill(tmp_path)
+    index = tmp_path / "index" / "data.mdb"
+    os.truncate(index, 0) if is_empty else index.unlink()
+    with opened(tmp_path) as tier:
+        assert reads(tier, KEYS) == [None] * SLOTS
+        assert tier.stats().alarms == {"index": 1}
+        assert all(tier.put([page(entry) for entry in PAGES]))
+        assert reads(tier, KEYS) == RIGHT
+
+
 def test_an_index_that_the_system_cannot_open_now_is_kept_for_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,6 +347,29 @@ def test_a_disk_that_refuses_writes_is_out_of_use_until_it_is_back(tmp_path: Pat
             assert (stats.misses, stats.alarms, stats.dropped) == ({"unavailable": 2}, {}, 3)
         assert tier.breaker.wait_closed(30)
         assert reads(tier, KEYS[:1]) == RIGHT[:1]
+        assert all(tier.put([page(entry) for entry in PAGES]))
+        assert reads(tier, KEYS) == RIGHT
+
+
+def test_a_disk_that_has_no_room_for_the_index_is_out_of_use_until_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def no_room(fd: int, offset: int, length: int) -> None:
+        asked.append(length)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with opened(tmp_path, options=EAGER) as tier:
+        assert tier.put([page(PAGES[0])]) == [True]
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", no_room)
+            patch.setattr(slab_index, "_SPARE_BYTES", 16 << 20)
+            assert tier.put([page(PAGES[1])]) == [False]
+            while len(asked) < 5:  # the first was the put's, the others are probes
+                assert not tier.breaker.closed
+                time.sleep(0.005)
+        assert tier.breaker.wait_closed(30)
         assert all(tier.put([page(entry) for entry in PAGES]))
         assert reads(tier, KEYS) == RIGHT
 

@@ -76,7 +76,7 @@ def test_a_tier_in_use_is_left_alone(folder: Path, capsys: pytest.CaptureFixture
     tier = DiskTier(LAYOUT, folder, capacity_bytes=8 * LAYOUT.page_bytes)
     assert main(["store", "stat", "--disk", str(folder)]) == 0
     said = capsys.readouterr().out
-    assert f"5 pages, 0.0 MB of 8, in use by process {os.getpid()}" in said
+    assert f"5 pages, 0.0 MB of {8 * LAYOUT.page_bytes / 1e6:.1f} MB, in use by process {os.getpid()}" in said
     assert "salt tenant, adapter -: 2 pages" in said
     for action in ("verify", "clear"):
         assert main(["store", action, "--disk", str(folder)]) == 1
@@ -117,7 +117,7 @@ def test_encrypted_pages_are_looked_into_by_who_has_the_key(
         assert all(tier.put([page(entry) for entry in PAGES]))
         tier.close()
     places = ["--disk", str(folder), "--pool", server.url]
-    assert main(["store", "verify", *places]) == 0
+    assert main(["store", "verify", *places]) == 1
     assert capsys.readouterr().out.count(f"under key {key_id(key).hex()}, which is not here: 5 pages") == 2
     monkeypatch.setenv("KEEPWARM_PAGES_KEYS", key.hex())
     assert main(["store", "verify", *places]) == 0
@@ -146,6 +146,21 @@ def test_a_host_tier_is_served_until_told(
     assert main(words) == 1
     assert "cannot serve a host tier" in capsys.readouterr().err
     tier.close()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["serve-host", "--socket", "s", "--gb", "0"], ["serve-host", "--socket", "s", "--gb", "-1"],
+     ["serve-host", "--socket", "s", "--gb", "nan"], ["clear", "--pool", "redis://localhost", "--layout", "abc"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_what_cannot_be_is_refused_before_anything_is_done(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["store", *words])
+    assert ended.value.code == 2
+    assert words[-1] in capsys.readouterr().err
 
 
 def test_what_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
