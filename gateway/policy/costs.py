@@ -11,6 +11,9 @@ _FETCH_WEIGHT = 0.2
 _FETCH_RATIOS = (0.25, 4.0)
 _OVERHEAD_S = 0.01
 _SAMPLE_TOKENS = 1024
+_LEAST_SHARE = 1e-3
+"""Of what a token was believed to take at first, what it takes at the least: where prompts seem to take the same time
+whatever their length, computing is still work and a prefix still worth going to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class EngineCosts:
         if seconds > 0:
             grown = new_tokens * (context_tokens + 0.5 * new_tokens)
             self.prompts.learn((1.0, new_tokens, grown, new_tokens * beside_tokens), seconds)
+            weights = self.prompts.weights
+            weights[1] = max(weights[1], _LEAST_SHARE / self.rates.prefill)
 
     def fetch_s(self, fetch: Fetch) -> float:
         """Return the time that these tokens take on an idle link."""

@@ -65,7 +65,12 @@ def _none_below_zero(weights: list[float], spread: list[list[float]]) -> list[fl
         if least >= 0:
             return weights
         at = weights.index(least)
-        share = least / spread[at][at] if spread[at][at] > 0 else 0.0
-        weights = [weight - share * along for weight, along in zip(weights, spread[at], strict=True)]
+        along, own = spread[at], spread[at][at]
+        if own > 0:  # the others as they are where this one is known to be 0, and so is what is left of their spread
+            weights = [weight - least / own * each for weight, each in zip(weights, along, strict=True)]
+            spread = [
+                [each - row[at] / own * with_it for each, with_it in zip(row, along, strict=True)] for row in spread
+            ]
+            spread[at] = [0.0] * len(weights)
         weights[at] = 0.0
     return [max(weight, 0.0) for weight in weights]

@@ -171,6 +171,15 @@ def test_two_terms_that_go_together_do_not_drive_each_other_away() -> None:
             assert costs.step_s(355_000, 0.75) == pytest.approx(0.038, rel=0.3)
 
 
+@pytest.mark.parametrize("seconds", [0.001, 0.02, 5.0])
+def test_what_was_seen_once_is_believed_and_a_prefix_stays_worth_going_to(seconds: float) -> None:
+    """Also where a prompt took less than an empty one was believed to: its tokens take next to nothing, not nothing."""
+    costs = EngineCosts(_RATES)
+    costs.learn_prompt(6000, 0, 0.0, seconds)
+    assert costs.prompt_s(6000, 0) == pytest.approx(seconds, rel=0.1, abs=6000 / _RATES.prefill / 500)
+    assert costs.prompt_s(6000, 0) > costs.prompt_s(0, 6000) + 0.001
+
+
 def test_lengths_of_answers_are_known_by_run_and_drawn_to_the_mean() -> None:
     outputs = OutputLengths(overall=300.0)
     assert outputs.expected("a") == 300
