@@ -62,10 +62,11 @@ a sixth of its time. Reference counts free nearly all that requests leave behind
 
 
 _LARGE_BYTES = 16 << 20
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""glibc's name for the size from which a block has pages of its own, which its end gives back. Left alone it grows to
+"""From this size on a block of glibc's has pages of its own, which its end gives back. Left alone the bound grows to
 32 MiB at the first large block that is freed; the next long bodies and their texts then lie in the heap, whose holes
 stay with the process. Far below 16 MiB every prompt's buffers would come and go page by page, a sixth of its CPU."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's <malloc.h>
 
 
 def give_back_large_blocks() -> None:

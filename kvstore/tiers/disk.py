@@ -321,7 +321,7 @@ class DiskTier(SlottedTier):
     def _probe(self) -> bool:
         try:
             self._slab.probe()
-            self._index.probe()
+            self._index.keep_room()
         except (OSError, lmdb.Error):
             return False
         if self._owed and self._writing.acquire(blocking=False):  # a writer, or who closes the tier, does it else

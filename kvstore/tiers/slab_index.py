@@ -72,13 +72,9 @@ class SlabIndex:
             return [], {}
         return sorted(records, key=lambda record: record.sequence), refused
 
-    def probe(self) -> None:
-        """Raise ``OSError`` unless there is room for further records."""
-        self._lengthen()
-
-    def _lengthen(self) -> None:
+    def keep_room(self) -> None:
         """Keep the file somewhat longer than its content: one that is shorter can only have been cut, and a disk that
-        is full is found out here, not by a write that was begun."""
+        is full is found out here, not by a write that was begun. Raises ``OSError``."""
         size, content = self._file.stat().st_size, _content_bytes(self._env)
         if size < content + _SPARE_BYTES // 2:
             with self._file.open("r+b") as file:
@@ -104,7 +100,7 @@ class SlabIndex:
             for record in records:
                 txn.put(record.header.key, seal(record.header.key, record))
         try:
-            self._lengthen()
+            self.keep_room()
         except OSError as error:
             raise lmdb.DiskError(f"{self._file}: {error}") from error
 

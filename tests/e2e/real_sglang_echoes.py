@@ -12,15 +12,13 @@ core; see ``real_sglang_index/README.md`` for the interpreter.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
 from pathlib import Path
 
-from tests.e2e.real_sglang_index.processes import HERE, GatewayProcess, Json, SglangServer
+from tests.e2e.real_sglang_index.processes import HERE, GatewayProcess, Json, SglangServer, running, sglang_python
 
 PAGE, STEPS = 16, 4
 TOOLS: list[Json] = [
@@ -133,9 +131,8 @@ def _show_tools(model: Path) -> None:
 
 def main() -> int:
     """Run it."""
-    python = os.environ.get("KEEPWARM_SGLANG_PYTHON")
-    if not python:
-        print(f"KEEPWARM_SGLANG_PYTHON names no Python with sglang: see {HERE / 'README.md'}", file=sys.stderr)
+    python = sglang_python()
+    if python is None:
         return 2
     with tempfile.TemporaryDirectory(prefix="keepwarm-sglang-") as scratch:
         folder = Path(scratch)
@@ -145,19 +142,9 @@ def main() -> int:
         gateway = GatewayProcess([server], folder)
         settings = folder / "keepwarm.toml"
         settings.write_text(settings.read_text() + '[[models]]\nname = "tiny"\ntemplate = "model"\n')
-        try:
-            server.start()
-            server.until_ready()
-            gateway.start()
-            gateway.until_ready()
-            run = Run(gateway, server)
-            while gateway.instances()["one"].get("events") != "complete":
-                time.sleep(0.2)
-            print(f"SGLang {server.version()}")
+        run = Run(gateway, server)
+        with running(server, gateway):
             scripted(run)
-        finally:
-            gateway.stop()
-            server.stop()
     return 0 if run.is_good else 1
 
 

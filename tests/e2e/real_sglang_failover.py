@@ -9,14 +9,13 @@ minutes, most of them the servers' start.
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from pathlib import Path
 
 from tests.e2e.failover import MODEL
 from tests.e2e.killed_engine import of_two, options, show, spoken_model
-from tests.e2e.real_sglang_index.processes import HERE, SglangServer
+from tests.e2e.real_sglang_index.processes import SglangServer, sglang_python
 
 PAGE, TOKENS = 16, 8192
 
@@ -24,9 +23,8 @@ PAGE, TOKENS = 16, 8192
 def main() -> int:
     """Run it."""
     told = options(__doc__)
-    python = os.environ.get("KEEPWARM_SGLANG_PYTHON")
-    if not python:
-        print(f"KEEPWARM_SGLANG_PYTHON names no Python with sglang: see {HERE / 'README.md'}", file=sys.stderr)
+    python = sglang_python()
+    if python is None:
         return 2
     with tempfile.TemporaryDirectory(prefix="keepwarm-sglang-") as scratch:
         folder = Path(scratch)

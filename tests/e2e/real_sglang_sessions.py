@@ -10,14 +10,12 @@ as well. About three minutes of a core; see ``real_sglang_index/README.md`` for 
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-from tests.e2e.real_sglang_index.processes import HERE, GatewayProcess, Json, SglangServer
+from tests.e2e.real_sglang_index.processes import HERE, GatewayProcess, Json, SglangServer, running, sglang_python
 
 PAGE, CACHE_TOKENS = 16, 2048
 FLAGS = ("--enable-session-radix-cache", "--enable-priority-scheduling")
@@ -85,9 +83,8 @@ def scripted(asker: Asker) -> None:
 
 def main() -> int:
     """Run it."""
-    python = os.environ.get("KEEPWARM_SGLANG_PYTHON")
-    if not python:
-        print(f"KEEPWARM_SGLANG_PYTHON names no Python with sglang: see {HERE / 'README.md'}", file=sys.stderr)
+    python = sglang_python()
+    if python is None:
         return 2
     with tempfile.TemporaryDirectory(prefix="keepwarm-sglang-") as scratch:
         folder = Path(scratch)
@@ -96,19 +93,9 @@ def main() -> int:
             python, folder / "model", "one", page=PAGE, tokens=CACHE_TOKENS, folder=folder, more=FLAGS
         )
         gateway = GatewayProcess([server], folder)
-        try:
-            server.start()
-            server.until_ready()
-            gateway.start()
-            gateway.until_ready()
-            asker = Asker(gateway, server)
-            while gateway.instances()["one"].get("events") != "complete":
-                time.sleep(0.2)
-            print(f"SGLang {server.version()}")
+        asker = Asker(gateway, server)
+        with running(server, gateway):
             scripted(asker)
-        finally:
-            gateway.stop()
-            server.stop()
     return 0 if asker.is_good else 1
 
 

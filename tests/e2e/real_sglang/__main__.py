@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -23,8 +22,7 @@ from tests.e2e.real_sglang import agent_run
 from tests.e2e.real_sglang import on_one_machine as direct
 from tests.e2e.real_sglang.checks import Checks
 from tests.e2e.real_sglang.servers import PluginServer
-from tests.e2e.real_sglang_index.__main__ import PYTHON_VARIABLE
-from tests.e2e.real_sglang_index.processes import HERE
+from tests.e2e.real_sglang_index.processes import HERE, sglang_python
 from tests.samples.ports import free_ports
 from tests.samples.slow_way import SlowWay
 
@@ -120,9 +118,8 @@ def main() -> int:
     arguments.add_argument("--only", choices=PARTS, action="append", help="only this part (again for more)")
     options = arguments.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaving by an exception ends every process
-    python = os.environ.get(PYTHON_VARIABLE)
-    if not python:
-        print(f"{PYTHON_VARIABLE} names no Python with sglang: see {HERE / 'README.md'}", file=sys.stderr)
+    python = sglang_python()
+    if python is None:
         return 2
     checks = Checks()
     with ExitStack() as stack:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import signal
 import subprocess
@@ -20,9 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.e2e.real_sglang_index.processes import HERE, GatewayProcess, Json, SglangServer
+from tests.e2e.real_sglang_index.processes import HERE, GatewayProcess, Json, SglangServer, sglang_python
 
-PYTHON_VARIABLE = "KEEPWARM_SGLANG_PYTHON"
 WORDS = ("read", "the", "file", "list", "write", "a", "test", "open", "path", "value", "index", "page", "token", "why")
 SETTLE_LIMIT_S = 30.0
 
@@ -227,9 +225,8 @@ def main() -> int:
     arguments.add_argument("--keep", type=Path, help="keep logs, model and state in this folder")
     options = arguments.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaving by an exception ends every process
-    python = os.environ.get(PYTHON_VARIABLE)
-    if not python:
-        print(f"{PYTHON_VARIABLE} names no Python with sglang: see {HERE / 'README.md'}", file=sys.stderr)
+    python = sglang_python()
+    if python is None:
         return 2
     with tempfile.TemporaryDirectory(prefix="keepwarm-sglang-") as scratch:
         folder = options.keep or Path(scratch)

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,17 @@ import zmq
 from tests.samples.ports import free_ports
 
 HERE = Path(__file__).parent
+PYTHON_VARIABLE = "KEEPWARM_SGLANG_PYTHON"
 START_LIMIT_S = 600.0
 Json = dict[str, Any]
+
+
+def sglang_python() -> str | None:
+    """Return the interpreter that has SGLang; say what is missing where none is named."""
+    python = os.environ.get(PYTHON_VARIABLE)
+    if not python:
+        print(f"{PYTHON_VARIABLE} names no Python with sglang: see {HERE / 'README.md'}", file=sys.stderr)
+    return python or None
 
 
 def get_json(
@@ -175,6 +185,23 @@ class GatewayProcess(Process):
     def instances(self) -> dict[str, Json]:
         """Return what the gateway knows of the servers, by name."""
         return {each["id"]: each for each in self.ask("/keepwarm/v1/instances")[0]["instances"]}
+
+
+@contextmanager
+def running(server: SglangServer, gateway: GatewayProcess) -> Iterator[None]:
+    """Have both up, and the gateway hear the events of the server, which is its "one"."""
+    try:
+        server.start()
+        server.until_ready()
+        gateway.start()
+        gateway.until_ready()
+        while gateway.instances()["one"].get("events") != "complete":
+            time.sleep(0.2)
+        print(f"SGLang {server.version()}")
+        yield
+    finally:
+        gateway.stop()
+        server.stop()
 
 
 def _settings(servers: Sequence[SglangServer], port: int) -> str:
