@@ -3,15 +3,26 @@
 A step's tokens are flattened: first every sequence that adds one token (*decode*), grouped by length so that a group is
 one padded product; then each sequence that adds more (*prefill*). Pages are gathered layer by layer, which costs one
 more pass over the context and lets PyTorch's fused attention do the rest on any device.
+
+A sequence's result is the same to the bit whatever is computed beside it, and however its tokens are cut into steps:
+what is padded adds zeros to its sums, and padding is such that they are always taken in the same order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch.nn import functional
+
+_BLOCK = 512
+"""Keys that the fused kernel sums at a time on a CPU. Where more than half of them are there, a product with that many
+is summed in two parts: so a rest of more than half is padded to the whole, and no prompt's part goes over a half."""
+
+_LANES = 16  # keys that are summed side by side
+_ROWS = 4  # fewer queries than that go another way through a product
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +42,12 @@ class Span:
     def end(self) -> int:
         """Tokens of the sequence once this span is computed."""
         return self.start + len(self.token_ids)
+
+
+def padded_tokens(tokens: int) -> int:
+    """Return how many tokens a context of so many is padded to."""
+    full, rest = divmod(tokens, _BLOCK)
+    return full * _BLOCK + (_BLOCK if rest > _BLOCK // 2 else rest + -rest % _LANES)
 
 
 class PagedKv:
@@ -58,13 +75,20 @@ class PagedKv:
         self._tokens.index_copy_(0, rows[0], keys)
         self._tokens.index_copy_(0, rows[1], values)
 
-    def gather(self, tables: Sequence[Sequence[int]], longest: int) -> _Gather:
-        """Prepare to collect the pages of these equally long page tables, cut at ``longest`` tokens."""
-        base = torch.tensor(tables, dtype=torch.int64).flatten() * (self.layers * 2)
+    def gather(self, tables: Sequence[Sequence[int]], tokens: int) -> _Gather:
+        """Prepare to collect the first ``tokens`` tokens of these page tables; what a table lacks is any page's."""
+        pages = -(-tokens // self.page_tokens)
+        whole = [[*table[:pages], *[table[0]] * (pages - len(table))] for table in tables]
+        base = torch.tensor(whole, dtype=torch.int64).flatten() * (self.layers * 2)
         steps = torch.arange(self.layers * 2).view(self.layers, 2, 1)
         rows = (base + steps).flatten(1).to(self._device)
-        shape = (2, len(tables), len(tables[0]) * self.page_tokens, self.kv_heads, self.head_dim)
-        return _Gather(self._halves, rows, self._halves.new_empty(rows.shape[1], self._halves.shape[1]), shape, longest)
+        shape = (2, len(tables), pages * self.page_tokens, self.kv_heads, self.head_dim)
+        return _Gather(self._halves, rows, self._halves.new_empty(rows.shape[1], self._halves.shape[1]), shape, tokens)
+
+    def mask(self, widths: torch.Tensor, tokens: int) -> torch.Tensor:
+        """Return which of ``tokens`` keys are seen, where ``widths`` of them are: their shape, which ends with 1, times
+        ``tokens``."""
+        return (torch.arange(tokens) < widths).to(self._device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +99,12 @@ class _Gather:
     rows: torch.Tensor  # (layers, 2 · sequences · pages)
     buffer: torch.Tensor
     shape: tuple[int, int, int, int, int]  # (2, sequences, page tokens, kv_heads, head_dim)
-    longest: int
+    tokens: int
 
     def __call__(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return K and V, each (sequences, kv_heads, longest, head_dim), valid until the next call."""
+        """Return K and V, each (sequences, kv_heads, tokens, head_dim), valid until the next call."""
         torch.index_select(self.pages, 0, self.rows[layer], out=self.buffer)
-        both = self.buffer.view(self.shape).transpose(2, 3)[:, :, :, : self.longest]
+        both = self.buffer.view(self.shape).transpose(2, 3)[:, :, :, : self.tokens]
         return both[0], both[1]
 
 
@@ -89,46 +113,52 @@ class DecodeGroup:
 
     def __init__(self, paged: PagedKv, spans: Sequence[Span]) -> None:
         self.tokens = len(spans)
-        longest = max(span.end for span in spans)
-        pages = -(-longest // paged.page_tokens)
-        tables = [[*span.slots[:pages], *[span.slots[0]] * (pages - len(span.slots))] for span in spans]
-        self._gather = paged.gather(tables, longest)
-        self._mask: torch.Tensor | None = None
-        if any(span.end != longest for span in spans):
-            ends = torch.tensor([span.end for span in spans]).view(-1, 1, 1, 1)
-            self._mask = (torch.arange(longest) < ends).to(self._gather.rows.device)
+        padded = padded_tokens(max(span.end for span in spans))
+        self._gather = paged.gather([span.slots for span in spans], padded)
+        self._mask = paged.mask(torch.tensor([span.end for span in spans]).view(-1, 1, 1, 1), padded)
 
-    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Return (tokens, heads, head_dim) for queries of that shape. The new keys and values are in the pages."""
+    def attend(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        """Return (tokens, heads, head_dim) for queries of that shape. All keys and values are in the pages."""
         k, v = self._gather(layer)
         # The query heads that share a K head take the place of positions: nothing is repeated, nothing is causal.
         q = queries.view(self.tokens, k.shape[1], -1, k.shape[3])
-        return functional.scaled_dot_product_attention(q, k, v, self._mask).view(queries.shape)
+        return _attend(q, k, v, self._mask).reshape(queries.shape)
 
 
 class PrefillSpan:
-    """One sequence that adds several tokens."""
+    """One sequence that adds several tokens. Its queries go in parts, each against the keys up to its end."""
 
     def __init__(self, paged: PagedKv, span: Span) -> None:
         self.tokens = len(span.token_ids)
-        self._gather: _Gather | None = None
-        self._mask: torch.Tensor | None = None
-        if span.start:
-            self._gather = paged.gather([span.slots[: -(-span.end // paged.page_tokens)]], span.end)
-            positions = torch.arange(span.start, span.end).view(-1, 1)
-            self._mask = (torch.arange(span.end) <= positions).to(self._gather.rows.device)
+        self._gather = paged.gather([span.slots], padded_tokens(span.end))
+        half = _BLOCK // 2
+        bounds = [span.start, *range(span.start + half - span.start % half, span.end, half), span.end]
+        self._rows = [end - start for start, end in pairwise(bounds)]
+        self._masks = [
+            paged.mask(torch.arange(start, start + _padded_rows(end - start)).view(-1, 1) + 1, padded_tokens(end))
+            for start, end in pairwise(bounds)
+        ]
 
-    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Return (tokens, heads, head_dim); ``keys`` and ``values`` are its own, (tokens, kv_heads, head_dim)."""
-        q = queries.transpose(0, 1).unsqueeze(0)
-        if self._gather is None:
-            k, v = keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0)
-        else:
-            k, v = self._gather(layer)
-        out = functional.scaled_dot_product_attention(
-            q, k, v, self._mask, is_causal=self._mask is None, enable_gqa=q.shape[1] != k.shape[1]
-        )
-        return out[0].transpose(0, 1)
+    def attend(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        """Return (tokens, heads, head_dim) for queries of that shape. All keys and values are in the pages."""
+        k, v = self._gather(layer)
+        parts = [
+            _attend(q.transpose(0, 1).unsqueeze(0), k[:, :, : mask.shape[1]], v[:, :, : mask.shape[1]], mask)
+            for q, mask in zip(torch.split(queries, self._rows), self._masks, strict=True)
+        ]
+        return torch.cat(parts, 2)[0].transpose(0, 1)
+
+
+def _padded_rows(rows: int) -> int:
+    return rows + -rows % _ROWS
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return (sequences, heads, rows, head_dim) for queries of that shape. The rows of ``mask`` are padded, or one."""
+    rows = q.shape[2]
+    if (lacking := _padded_rows(rows) - rows) > 0:
+        q = functional.pad(q, (0, 0, 0, lacking))
+    return functional.scaled_dot_product_attention(q, k, v, mask, enable_gqa=q.shape[1] != k.shape[1])[:, :, :rows]
 
 
 @dataclass(slots=True)
@@ -168,8 +198,6 @@ class StepPlan:
         """Store K and V of the step, then return the attention output of every token: (tokens, heads, head_dim)."""
         self.paged.write(layer, keys, values)
         if len(self.groups) == 1:
-            return self.groups[0].attend(layer, queries, keys, values)
-        sizes = [group.tokens for group in self.groups]
-        split = [torch.split(tensor, sizes) for tensor in (queries, keys, values)]
-        parts = zip(self.groups, *split, strict=True)
-        return torch.cat([group.attend(layer, q, k, v) for group, q, k, v in parts])
+            return self.groups[0].attend(layer, queries)
+        parts = torch.split(queries, [group.tokens for group in self.groups])
+        return torch.cat([group.attend(layer, q) for group, q in zip(self.groups, parts, strict=True)])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine_adapter.embedded.attention import Span
+from engine_adapter.embedded.attention import Span, padded_tokens
 from engine_adapter.embedded.config import ModelConfig
 from engine_adapter.embedded.errors import ModelError
 from engine_adapter.embedded.weights import load_model
@@ -59,6 +59,59 @@ def test_every_split_of_every_batch_gives_the_logits_of_transformers(tmp_path: P
             done[i] += sizes[i]
             torch.testing.assert_close(logits[row], wanted[i][done[i] - 1], rtol=0, atol=TOLERANCE)
     assert done == [1, 4, 5, 23, 97]
+
+
+def float32_logits(folder: Path, steps: list[list[tuple[int, int, int]]]) -> dict[tuple[int, int], torch.Tensor]:
+    """Return the logits behind each (prompt's length, end) of the spans (length, start, end) of each step."""
+    model = load_model(folder, torch.float32)
+    kv = torch.full((400, *model.page_layout("tiny", PAGE_TOKENS).page_shape), 7e3)
+    lengths = sorted({length for step in steps for length, _, _ in step})
+    torch.manual_seed(len(steps))
+    slots = torch.randperm(400).tolist()
+    tables = {length: [slots.pop() for _ in range(length // PAGE_TOKENS + 1)] for length in lengths}
+    found = {}
+    for step in steps:
+        spans = [Span(token_ids(length)[start:end], start, tables[length]) for length, start, end in step]
+        for (length, _, end), row in zip(step, model.forward(spans, kv), strict=True):
+            found[length, end] = row
+    return found
+
+
+@pytest.mark.parametrize("weights", ["float32", "half"])
+@pytest.mark.parametrize("name", ["llama", "llama-no-groups", "qwen3"])
+def test_logits_are_the_same_to_the_bit_whatever_is_beside_and_however_it_is_cut(
+    tmp_path: Path, name: str, weights: str
+) -> None:
+    reference = make_tiny_model(tmp_path, **MODELS[name])  # type: ignore[arg-type]
+    if weights == "half":
+        for parameter in reference.parameters():
+            parameter.data = parameter.data.half().float()
+        reference.save_pretrained(tmp_path)
+    lengths = (6, 17, 34, 66, 97)
+    alone = [float32_logits(tmp_path, [[(length, 0, length)]]) for length in lengths]
+    ways = {
+        "beside": [[(length, 0, length) for length in lengths]],
+        "token by token, beside": [
+            [(length, 0, length - 5) for length in lengths],
+            *[[(length, length - left, length - left + 1) for length in lengths] for left in range(5, 0, -1)],
+        ],
+        "cut": [
+            [(length, start, min(start + 11, length)) for length in lengths if start < length]
+            for start in range(0, max(lengths), 11)
+        ],
+    }
+    for way, steps in ways.items():
+        found = float32_logits(tmp_path, steps)
+        for length, one in zip(lengths, alone, strict=True):
+            assert torch.equal(found[length, length], one[length, length]), (way, length)
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 17, 256, 257, 512, 513, 768, 769, 5000])
+def test_a_context_is_padded_so_that_a_longer_one_is_summed_in_the_same_parts(tokens: int) -> None:
+    padded = padded_tokens(tokens)
+    assert tokens <= padded < tokens + 256
+    assert padded % 16 == 0
+    assert padded % 512 <= 256
 
 
 def test_logits_come_only_where_they_are_wanted_in_the_order_asked(tmp_path: Path) -> None:
