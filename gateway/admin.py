@@ -12,8 +12,9 @@ from aiohttp import web
 from engine_adapter.errors import LaunchError
 from gateway.access.roles import Right
 from gateway.errors import BadRequest, GatewayError, NotFound
-from gateway.fleet import Fleet, Instance
+from gateway.fleet import Fleet
 from gateway.identity import KeyRing
+from gateway.instance import Instance
 from gateway.told_loads import ToldLoad
 from kvstore.page import Tier
 from tracing.errors import AmbiguousRunError

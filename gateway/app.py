@@ -38,11 +38,12 @@ from gateway.dispatch import Dispatcher
 from gateway.doors import opened_keys, opened_spending
 from gateway.engine_sessions import EngineSessions
 from gateway.failover import Failover
-from gateway.fleet import Fleet, Instance
+from gateway.fleet import Fleet
 from gateway.flights import Flights
 from gateway.gauges import StateCollector
 from gateway.home import claimed
 from gateway.http import Edge, EdgeOptions, make_app
+from gateway.instance import Instance
 from gateway.ledger_metrics import LedgerCollector
 from gateway.limits.metrics import LimitCollector
 from gateway.listening import LAST_WORDS_S, listening, taken

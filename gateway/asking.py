@@ -18,7 +18,7 @@ from engine_adapter.http import UpstreamClient, UpstreamResponse
 from engine_adapter.separation import merged
 from gateway.draft import Draft
 from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnusable
-from gateway.fleet import Instance, Timeouts
+from gateway.instance import Instance, Timeouts
 from gateway.protocols.base import Ask, Sent
 from gateway.relay import RelayOptions, StreamWriter
 from gateway.replies import Refused, Replies

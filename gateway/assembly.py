@@ -37,8 +37,9 @@ from gateway.discovery.files import FileSource
 from gateway.discovery.kubernetes import KubernetesOptions, KubernetesSource
 from gateway.errors import SettingsError
 from gateway.failover import FailoverOptions
-from gateway.fleet import EngineRole, Fleet, HealthOptions, InstanceSpec, Timeouts
+from gateway.fleet import Fleet, HealthOptions
 from gateway.identity import Caller, Key, KeyRing, digest_of
+from gateway.instance import EngineRole, InstanceSpec, Timeouts
 from gateway.limits.redis_counts import RedisCounts
 from gateway.limits.rules import CountStore, Level, LimitRule, Outage, Resource
 from gateway.limits.shared_counts import SharedCounts

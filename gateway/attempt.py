@@ -14,7 +14,8 @@ from gateway.asking import Asker, Lost
 from gateway.dispatch import Route
 from gateway.draft import Draft
 from gateway.errors import EngineGaveUp, GatewayError, OverTime, UpstreamUnusable
-from gateway.fleet import Fleet, Instance
+from gateway.fleet import Fleet
+from gateway.instance import Instance
 from gateway.prefilling import Handed, Prefiller
 from gateway.prompts import PromptBook
 from gateway.protocols.base import Ask

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.breaker import Ticket
-from gateway.fleet import CachedAs, Fleet, Instance
+from gateway.fleet import CachedAs, Fleet
+from gateway.instance import Instance
 from gateway.models import ModelOptions
 from gateway.policy.load import Load
 from gateway.policy.places import Places

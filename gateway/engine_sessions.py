@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from engine_adapter.errors import UpstreamError
 from engine_adapter.http import UpstreamClient
-from gateway.fleet import Instance
+from gateway.instance import Instance
 
 _log = logging.getLogger(__name__)
 _ANSWER_BYTES = 1 << 16

@@ -26,7 +26,7 @@ from gateway.attempt import Attempter
 from gateway.dispatch import Dispatcher
 from gateway.draft import Draft
 from gateway.errors import NoInstance, OverTime, UpstreamUnusable
-from gateway.fleet import Instance
+from gateway.instance import Instance
 from gateway.prompts import PromptBook
 from gateway.protocols.base import Ask
 from gateway.relay import Reply

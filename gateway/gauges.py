@@ -9,8 +9,9 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from gateway.breaker import State
 from gateway.feeds import Feed
-from gateway.fleet import Fleet, Instance
+from gateway.fleet import Fleet
 from gateway.flights import Flights
+from gateway.instance import Instance
 from gateway.snapshots import SnapshotStats
 from radix_index.base import Knowledge, PrefixIndex
 from radix_index.predict import PredictionStats

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from engine_adapter.base import Capabilities, EngineAdapter
-from gateway.fleet import Instance
+from gateway.instance import Instance
 from gateway.models import ModelOptions, SpecialTokens
 from gateway.protocols.base import Ask
 

@@ -11,7 +11,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.admission_gate import AdmissionGate
-from gateway.fleet import Fleet, Instance
+from gateway.fleet import Fleet
+from gateway.instance import Instance
 
 _BUSY_TARGET = 0.6
 """Where prompts are computed in more of the time than that, those that come at random wait longer than they take."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from engine_adapter.base import Handover
 from gateway.dispatch import Dispatcher, Route
-from gateway.fleet import EngineRole, Fleet, Instance
+from gateway.fleet import Fleet
+from gateway.instance import EngineRole, Instance
 from gateway.prompt_job import Prompt
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import msgspec
 
 from gateway.breaker import State
-from gateway.fleet import Fleet, Instance
+from gateway.fleet import Fleet
+from gateway.instance import Instance
 from gateway.policy.places import Places
 from gateway.prompt_job import Prompt
 from gateway.routing import NO_HITS, InstanceView, Surroundings, usable_hits

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from engine_adapter.base import OPENAI_ENDPOINTS, Begun, Capabilities, Continuation, whole_number
 from engine_adapter.prompt import EncodedPrompt, PromptEncoder
 from gateway.draft import Draft
-from gateway.fleet import Instance
+from gateway.instance import Instance
 from gateway.prompts import PromptBook
 from gateway.protocols.base import Ask
 from gateway.splice import Seam, Splice

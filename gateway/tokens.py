@@ -17,8 +17,9 @@ from engine_adapter.errors import UpstreamError
 from engine_adapter.http import UpstreamClient
 from engine_adapter.prompt import PromptEncoder, PromptError
 from gateway.errors import BadRequest, UpstreamUnusable
-from gateway.fleet import Fleet, Instance
+from gateway.fleet import Fleet
 from gateway.identity import Caller
+from gateway.instance import Instance
 from gateway.models import ModelDirectory
 from gateway.prompts import PromptBook
 from gateway.protocols.anthropic.protocol import MESSAGES

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gateway.console.formats import count, share
 from gateway.console.instances import state_of
 from gateway.console.scale import percent
-from gateway.fleet import Instance
+from gateway.instance import Instance
 from kvstore.page import Tier
 
 _TIERS = tuple(tier for tier in Tier if tier is not Tier.POOL)

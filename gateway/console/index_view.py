@@ -9,7 +9,7 @@ from gateway.console.formats import NOTHING, count, share
 from gateway.console.instances import KNOWN_BY
 from gateway.console.scale import Segment, percent
 from gateway.console.stores import bytes_text
-from gateway.fleet import Instance
+from gateway.instance import Instance
 from kvstore.page import Tier
 from radix_index.base import IndexStats, Knowledge
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.console.formats import NOTHING, count, share
-from gateway.fleet import Instance
+from gateway.instance import Instance
 from radix_index.base import Knowledge
 from radix_index.predict import PredictionStats
 

@@ -15,9 +15,10 @@ from gateway.console.key_desk import KeyDesk
 from gateway.console.routes import Console
 from gateway.console.sources import Sources
 from gateway.console.visitor import visitor_of
-from gateway.fleet import Fleet, Instance
+from gateway.fleet import Fleet
 from gateway.flights import Flights
 from gateway.identity import KeyRing
+from gateway.instance import Instance
 from gateway.settings import Settings
 from radix_index.index import RadixIndex
 from tracing.store import TraceStore

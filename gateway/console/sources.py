@@ -15,8 +15,8 @@ from gateway.console.costs import ReportOf
 from gateway.console.key_desk import KeyDesk
 from gateway.console.live import LiveOptions
 from gateway.console.visitor import EVERYBODY, Visitor
-from gateway.fleet import Instance
 from gateway.flights import Underway
+from gateway.instance import Instance
 from radix_index.index import RadixIndex
 from tracing.store import TraceStore
 

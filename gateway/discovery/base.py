@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.fleet import InstanceSpec
+from gateway.instance import InstanceSpec
 
 Make = Callable[[str, str], InstanceSpec]
 """Makes an instance of a name and a URL, all else being set for the source."""

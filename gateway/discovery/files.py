@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gateway.discovery.base import DiscoveryError, Tell
-from gateway.fleet import InstanceSpec
+from gateway.instance import InstanceSpec
 
 Read = Callable[[Path], Mapping[str, InstanceSpec]]
 """Reads the file. Raises ``DiscoveryError`` for one that is not there, or wrong."""

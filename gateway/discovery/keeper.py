@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gateway.discovery.base import DiscoveryError, Source
-from gateway.fleet import Fleet, InstanceSpec
+from gateway.fleet import Fleet
+from gateway.instance import InstanceSpec
 
 _log = logging.getLogger(__name__)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0

@@ -21,7 +21,7 @@ import aiohttp
 import msgspec
 
 from gateway.discovery.base import DiscoveryError, Make, Place, Tell, specs_of
-from gateway.fleet import InstanceSpec
+from gateway.instance import InstanceSpec
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _MAX_LINE_BYTES = 1 << 22

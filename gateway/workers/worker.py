@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from gateway.fleet import Instance
+from gateway.instance import Instance
 from gateway.run_ends import RunEnds, Why
 from gateway.workers.mesh import Mesh
 from gateway.workers.place import WorkerPlace

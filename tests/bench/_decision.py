@@ -32,7 +32,8 @@ from engine_adapter.sglang import Sglang
 from engine_adapter.wire_client import WireClient
 from gateway.commands.serve import collect_rarely
 from gateway.dispatch import Dispatcher
-from gateway.fleet import Fleet, InstanceSpec
+from gateway.fleet import Fleet
+from gateway.instance import InstanceSpec
 from gateway.prompts import Prompt, PromptBook
 from gateway.protocols.openai import CHAT
 from gateway.reading import BodyReader

@@ -23,7 +23,7 @@ from aiohttp import web
 from gateway.discovery.base import DiscoveryError, Make, Place
 from gateway.discovery.kubernetes import KubernetesOptions, KubernetesSource, places_of
 from gateway.discovery.names import NameOptions, NameSource
-from gateway.fleet import InstanceSpec
+from gateway.instance import InstanceSpec
 from tests.gateways import Client, gateway_for
 from tests.scripted_engine import DONE, Script, ScriptedEngine, stream
 

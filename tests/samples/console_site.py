@@ -30,7 +30,7 @@ from gateway.console.live import LiveOptions
 from gateway.console.routes import Console
 from gateway.console.sources import Sources
 from gateway.console.visitor import EVERYBODY, Visitor
-from gateway.fleet import Instance, InstanceSpec
+from gateway.instance import Instance, InstanceSpec
 from gateway.routing import Rates
 from gateway.settings import Settings
 from kvstore.page import Tier

@@ -8,7 +8,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from engine_adapter.base import InstanceFacts
 from engine_adapter.openai_compatible import OpenAICompatible
-from gateway.fleet import Instance, InstanceSpec
+from gateway.instance import Instance, InstanceSpec
 from gateway.residency import predicted_residency
 from gateway.routing import Rates
 from radix_index.index import RadixIndex

@@ -5,7 +5,8 @@ from __future__ import annotations
 from engine_adapter.openai_compatible import OpenAICompatible
 from gateway.assembly import rates
 from gateway.dispatch import Dispatcher
-from gateway.fleet import Fleet, Instance, InstanceSpec
+from gateway.fleet import Fleet
+from gateway.instance import Instance, InstanceSpec
 from gateway.routing import ExpectedTtft
 from gateway.settings import Settings
 from radix_index.index import RadixIndex

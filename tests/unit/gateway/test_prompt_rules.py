@@ -12,7 +12,7 @@ from engine_adapter.base import EngineAdapter, InstanceFacts
 from engine_adapter.embedded.adapter import Embedded
 from engine_adapter.openai_compatible import OpenAICompatible
 from engine_adapter.sglang import Sglang
-from gateway.fleet import Instance, InstanceSpec
+from gateway.instance import Instance, InstanceSpec
 from gateway.models import ModelOptions, SpecialTokens
 from gateway.prompt_rules import PromptRules, kind_of, rules_for
 from gateway.protocols.openai import read_ask

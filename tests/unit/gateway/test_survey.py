@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from engine_adapter.base import InstanceFacts
 from engine_adapter.sglang import Sglang
 from gateway.breaker import BreakerOptions
-from gateway.fleet import Fleet, HealthOptions, InstanceSpec
+from gateway.fleet import Fleet, HealthOptions
+from gateway.instance import InstanceSpec
 from gateway.policy.places import Places
 from gateway.prompt_job import Prompt
 from gateway.routing import NO_HITS, Rates
