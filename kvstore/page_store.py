@@ -24,7 +24,7 @@ from kvstore.memory import ByteRows
 from kvstore.page import Namespace, PageKey, Tier
 from kvstore.tiers.base import PIN_S, NewPage, Page, PageTier, TierStats
 from kvstore.tiers.host import FillRows, InPlaceTier, LendingTier
-from kvstore.tiers.slotted import check_buffers
+from kvstore.tiers.slotted import check_targets
 
 AnswerT = TypeVar("AnswerT")
 
@@ -120,7 +120,7 @@ class PageStore:
         Ends within ``timeout_s`` (by default what the options allow for so many bytes). A buffer that was not filled
         has unspecified content, and none is written after the call.
         """
-        check_buffers(keys, out, self._page_bytes)
+        check_targets(keys, out, self._page_bytes)
         allowed_s = self.options.get_s.seconds(len(keys) * self._page_bytes) if timeout_s is None else timeout_s
         found = self.start_get(keys, BufferTarget(out), timeout_s=allowed_s).result()
         if self.options.write_policy is WritePolicy.SELECTIVE:
@@ -199,8 +199,8 @@ class PageStore:
         return [any(each) for each in zip(*answers, strict=True)] if answers else [False] * len(pages)
 
     def remove(self, keys: Sequence[PageKey]) -> int:
-        """Forget pages in every tier; return how many some tier had."""
-        there = self.exists(keys)
+        """Forget pages in every tier; return how many some tier had, each counted once."""
+        there = self.exists(list(dict.fromkeys(keys)))
         self._in_every_tier(lambda tier: tier.remove(keys))
         return sum(there)
 

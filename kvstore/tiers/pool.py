@@ -29,7 +29,7 @@ from kvstore.tiers.pool_debts import ForgetDebts
 from kvstore.tiers.pool_topology import PoolOptions
 from kvstore.tiers.pool_url import without_secret
 from kvstore.tiers.pool_values import PoolValues
-from kvstore.tiers.slotted import Fault, SlottedTier, check_buffers
+from kvstore.tiers.slotted import Fault, SlottedTier, check_buffers, check_targets
 
 POOL_PREFIX = b"keepwarm:"
 _HEADER_GUESS_BYTES = 1024
@@ -83,7 +83,7 @@ class PoolTier(SlottedTier):
 
     def get(self, keys: Sequence[PageKey], out: Sequence[memoryview]) -> list[Found | None]:
         """See ``PageTier``."""
-        check_buffers(keys, out, self.page_bytes)
+        check_targets(keys, out, self.page_bytes)
         began_ns = time.perf_counter_ns()
         known = self._publications(keys)
         answers: list[Found | str] = ["fingerprint"] * len(keys)

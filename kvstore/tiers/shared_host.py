@@ -42,7 +42,7 @@ from kvstore.tiers.shared_wire import (
     Scan,
     Unpin,
 )
-from kvstore.tiers.slotted import check_buffers
+from kvstore.tiers.slotted import check_buffers, check_targets
 
 _ANNOUNCE_S = 10.0
 
@@ -103,7 +103,7 @@ class SharedHostTier:
 
     def get(self, keys: Sequence[PageKey], out: Sequence[memoryview]) -> list[Found | None]:
         """See ``PageTier``."""
-        check_buffers(keys, out, self._page_bytes)
+        check_targets(keys, out, self._page_bytes)
         began_ns = time.perf_counter_ns()
         connected, entries = self._acquire(keys, wanted=True)
         found: list[Found | None] = [None] * len(keys)

@@ -135,7 +135,7 @@ class SlottedTier(ABC):
 
     def get(self, keys: Sequence[PageKey], out: Sequence[memoryview]) -> list[Found | None]:
         """See ``PageTier``."""
-        check_buffers(keys, out, self._page_bytes)
+        check_targets(keys, out, self._page_bytes)
         return self._get(
             keys, lambda places, slots: self._read([(s, out[p]) for p, s in zip(places, slots, strict=True)])
         )
@@ -399,3 +399,10 @@ def check_buffers(keys: Sequence[PageKey], buffers: Sequence[memoryview], page_b
     for buffer in buffers:
         if buffer.nbytes != page_bytes:
             raise ValueError(f"a buffer of {buffer.nbytes} bytes for pages of {page_bytes}")
+
+
+def check_targets(keys: Sequence[PageKey], out: Sequence[memoryview], page_bytes: int) -> None:
+    """Raise ``ValueError`` unless there is one buffer for each key that a page can be read into."""
+    check_buffers(keys, out, page_bytes)
+    if any(buffer.readonly for buffer in out):
+        raise ValueError("no page can be read into a buffer that is read-only")

@@ -231,8 +231,16 @@ def test_removed_forgotten_and_pinned_mean_every_tier(tmp_path: Path) -> None:
     assert store.pin(keys_of(others)) == [True] * 3
     store.unpin(keys_of(others))
     assert store.forget(Namespace("mine")) == 4
-    assert store.remove(keys_of(others)[:1]) == 1
+    assert store.remove(keys_of(others)[:1] * 3) == 1
     assert store.exists(keys_of(mine + others)) == [False] * 3 + [True] * 2
+    store.close()
+
+
+def test_a_page_is_not_asked_for_into_a_buffer_that_cannot_take_it() -> None:
+    store, entries = PageStore([host()], PATIENT), chain(1)
+    store.put([page(entry) for entry in entries])
+    with pytest.raises(ValueError, match="read-only"):
+        store.get(keys_of(entries), [memoryview(bytes(PAGE))])
     store.close()
 
 
