@@ -91,7 +91,7 @@ class Connection:
             self._tls = isinstance(self._socket, ssl.SSLSocket)
             self._greet(address, deadline_s)
         except OSError as error:
-            raise ConnectionFault(f"cannot connect to {address}: {error}") from error
+            raise ConnectionFault(f"cannot connect to {address}: {error.strerror or error}") from error
 
     def _greet(self, address: Address, deadline_s: float) -> None:
         greetings: list[tuple[bytes, ...]] = []
