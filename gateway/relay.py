@@ -22,6 +22,7 @@ from engine_adapter.http import UpstreamResponse
 from gateway.errors import EngineGaveUp, GatewayError, OverTime, UpstreamTimeout, UpstreamUnusable
 from gateway.protocols.base import AnswerReader
 from gateway.protocols.half_pairs import PairJoiner
+from gateway.protocols.mould import Mould
 from gateway.protocols.sse import HEARTBEAT, EventCutter, EventTooLong, is_whole_event
 
 STREAM_HEADERS = {
@@ -194,7 +195,9 @@ class _Course:
     ) -> None:
         self._reader, self._on_output, self._on_done, self._through = reader, on_output, on_done, through
         self._cutter, self._pairs = EventCutter(options.event_cap_bytes), PairJoiner()
+        self._mould = Mould()  # of the last read, where that was one event with one text more, shown as it came
         self.may_call, self.has_output_come = reader.seen.may_call, False
+        self.is_over = self._is_over()  # the last event was seen, or the engine gave up: nothing behind that counts
         self.has_stopped = False  # nothing more comes
         self._first_s = options.first_byte_timeout_s
         self._idle_s = max(options.idle_timeout_s, options.call_timeout_s) if self.may_call else options.idle_timeout_s
@@ -204,34 +207,41 @@ class _Course:
         """How long the next read may take."""
         return self._idle_s if self.has_output_come else self._first_s
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the last event was seen, or the engine gave up, and nothing behind that counts."""
-        return self._reader.has_ended() or self._reader.seen.error_body is not None
-
     def take(self, data: bytes) -> bytes:
         """Return what a client gets of a read; ``b""`` is the end. Raises ``EventTooLong``."""
+        if (text := self._mould.text_of(data)) is not None:  # nothing of the last read is left in cutter or joiner
+            self._reader.seen.more(text)
+            self._on_output()
+            return data
+        self._mould.forget()
         self.has_stopped = not data
         events: Sequence[bytes] = self._pairs.join(self._cutter.feed(data) if data else _last(self._cutter.rest()))
         if self._through is not None:
             events = [event for raw in events for event in self._through(raw)]
-        reader, shown = self._reader, list[bytes]()
+        reader, seen, shown = self._reader, self._reader.seen, list[bytes]()
+        texts, has_output = seen.texts, False
         for event in events:
             piece, has_output = reader.event(event)
             if has_output:
                 self.has_output_come = True
                 self._on_output()
             shown.append(piece)
-            if reader.seen.error_body is not None:
+            if seen.error_body is not None:
                 break
+        self.is_over = self._is_over()
         if reader.has_ended():
             self._on_done()
+        elif has_output and seen.texts == texts + 1 and shown[0] is data and self._through is None:
+            self._mould.learn(data, seen.last_text)
         return shown[0] if len(shown) == 1 else b"".join(shown)
 
     def shown(self) -> None:
         """What was taken has gone to the client."""
         seen = self._reader.seen
         seen.is_shown = seen.usage is not None and seen.is_answered
+
+    def _is_over(self) -> bool:
+        return self._reader.has_ended() or self._reader.seen.error_body is not None
 
 
 class _Carrier:

@@ -186,9 +186,10 @@ class AnswerReader:
                 self.seen.take(index if isinstance(index, int) else 0, part)
                 has_output = has_output or _has_output(part)
             elif text := choice.get("text"):
-                index = choice.get("index")
-                self.seen.take_text(index if isinstance(index, int) else 0, str(text))
                 has_output = True
+                if isinstance(text, str):
+                    index = choice.get("index")
+                    self.seen.take_text(index if isinstance(index, int) else 0, text)
         return has_output
 
     def _shown(self, event: bytes, data: bytes, chunk: Mapping[str, object]) -> bytes:

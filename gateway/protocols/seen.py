@@ -60,6 +60,8 @@ class Seen:
     stop_text: str | None = None  # the words at which the model was to stop; it said them, and they are not shown
     service_tier: str | None = None  # the one that a vendor says it was answered in, and bills by
     response_id: str | None = None  # by which a later request may continue this answer
+    texts: int = 0  # that were remembered, of text, reasoning and arguments: each one a string of the answer's JSON
+    _grew: list[str] = field(default_factory=list)  # where the last of them is
     _ended: dict[int, bool] = field(default_factory=dict)  # whether a choice that began has said how it ended
     _calls: dict[tuple[int, int, int], _Call] = field(default_factory=dict)  # by choice, index and coming
     _growing: dict[tuple[int, int], _Call] = field(default_factory=dict)  # that further pieces belong to
@@ -167,6 +169,16 @@ class Seen:
         self._is_whole = self._is_whole and choice == 0
         self._remember(self._text, text)
 
+    @property
+    def last_text(self) -> str:
+        """The text that was remembered last."""
+        return self._grew[-1]
+
+    def more(self, text: str) -> None:
+        """Add an event that brought one text, and is the last one but for that."""
+        self.pieces += 1
+        self._remember(self._grew, text)
+
     def _take_call(self, choice: int, index: int, piece: Mapping[str, object]) -> None:
         call, function = self._growing.get((choice, index)), piece.get("function")
         if call is None or begins_another(call.id, call.name, piece):
@@ -186,5 +198,6 @@ class Seen:
         self._remembered_chars += len(text)
         if self._remembered_chars <= MAX_REMEMBERED_CHARS:
             pieces.append(text)
+            self.texts, self._grew = self.texts + 1, pieces
         else:
             self._is_whole = False

@@ -98,7 +98,7 @@ class NativeMessageReader:
         if kind != "tool_use":
             return False
         given = block.get("input")
-        arguments = arguments_text(given) if given or is_whole else ""
+        arguments = arguments_text(given) if is_whole or (given and isinstance(given, dict)) else ""
         function = {"name": block.get("name"), "arguments": arguments}
         self.seen.take(0, {"tool_calls": [{"index": index, "id": block.get("id"), "function": function}]})
         return True
