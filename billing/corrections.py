@@ -13,6 +13,7 @@ from operator import add, sub
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from billing.errors import CorrectionError
 from billing.meter import recharge
@@ -60,7 +61,7 @@ def standing(history: Sequence[LedgerRow]) -> Standing:
     amounts = [row.amount_nano for row in history if row.amount_nano is not None]
     tools = tuple((name, quantity) for name, (quantity, _) in lines.items() if name in TOOLS and quantity)
     return Standing(
-        usage=replace(usage, tool_uses=tools),
+        usage=structs.replace(usage, tool_uses=tools),
         amount_nano=sum(amounts) if amounts else None,
         saved_nano=sum(row.saved_nano or 0 for row in history),
         lines={name: line for name, line in lines.items() if line != (0, 0)},
@@ -132,7 +133,7 @@ def explains(history: Sequence[LedgerRow], book: PriceBook) -> bool:
     basis = last.charge().basis
     if basis is None or last.amount_nano is None or last.settles_unpriced != (before.amount_nano is None):
         return False
-    right = recharge(replace(after.usage, source=UsageSource(last.usage_source)), book, basis)
+    right = recharge(structs.replace(after.usage, source=UsageSource(last.usage_source)), book, basis)
     lines = {line.token_class: (line.quantity, line.amount_nano) for line in right.lines}
     return (right.amount_nano, right.saved_nano, lines) == (after.amount_nano, after.saved_nano, after.lines)
 

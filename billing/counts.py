@@ -10,9 +10,11 @@ The shapes differ (``billing.usage`` knows them); what is done with their number
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from tracing.record import HitSource, Usage, UsageSource
 

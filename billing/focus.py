@@ -20,6 +20,8 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any, TextIO
 
+from msgspec import structs
+
 from billing.calendar import HOUR_NS
 from billing.credits import CREDIT_CLASSES
 from billing.errors import ReportError
@@ -224,7 +226,7 @@ def _cards(book: PriceBook, basis: ChargeBasis, prompt_tokens: int) -> tuple[Rat
     card = _card(book, basis, prompt_tokens)
     if basis.team is None or not book.has_contracts:
         return card, card
-    return card, _card(book, replace(basis, team=None), prompt_tokens) or card
+    return card, _card(book, structs.replace(basis, team=None), prompt_tokens) or card
 
 
 def _unit_price(card: RateCard | None, token_class: str) -> Decimal | None:

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from billing.counts import MAX_TOOL_USES, Counts, ProblemCode, TierHits, UsageReading, Writes
 from billing.rates import TOOLS

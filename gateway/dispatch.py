@@ -10,8 +10,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from gateway.breaker import Ticket
 from gateway.fleet import CachedAs, Fleet

@@ -4,7 +4,8 @@ after."""
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from billing.budgets import Budgets, Estimate, Spender
 from billing.errors import BudgetExceeded

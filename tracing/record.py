@@ -2,13 +2,13 @@
 
 Everything here is a value: the pipeline closes one ``RequestRecord`` when a request ends, however it ends, and nobody
 changes it afterwards. Times are integer nanoseconds since the Unix epoch, money is integer nano-units of the price
-book's currency, token classes are disjoint.
+book's currency, token classes are disjoint. All of them are structs, which are made in a third of the time that a
+frozen dataclass takes: each request makes some twenty.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
@@ -44,8 +44,7 @@ class HitSource(StrEnum):
     UNKNOWN = "unknown"  # nobody told: hits are 0 for want of a count and lie inside ``fresh_tokens``
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """Disjoint token classes of one answer. ``prompt_tokens`` is their sum; reasoning lies inside output.
 
     The write classes hold tokens that were computed and that the API bills as written to its cache; engines that bill
@@ -89,8 +88,7 @@ class Usage:
         return self.prompt_tokens + self.output_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class ChargeLine:
+class ChargeLine(msgspec.Struct, frozen=True, gc=False):
     """One priced token class: ``amount_nano = quantity * unit price``, rounded as the book says."""
 
     token_class: str  # a rate of billing.prices ("fresh", "hit_device", …, "output"), "request", "minimum", a tool
@@ -98,8 +96,7 @@ class ChargeLine:
     amount_nano: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChargeBasis:
+class ChargeBasis(msgspec.Struct, frozen=True, gc=False):
     """What a charge was looked up by, so that anyone can do it again, and which price that gave."""
 
     model: str
@@ -110,8 +107,7 @@ class ChargeBasis:
     rule: str | None = None  # the price that was picked, in words; ``None`` when there was none
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
+class Charge(msgspec.Struct, frozen=True, gc=False):
     """What a request costs. ``amount_nano`` is ``None`` exactly when ``unpriced_reason`` is set: unknown is never 0."""
 
     currency: str
@@ -124,7 +120,7 @@ class Charge:
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
-    """One instance as the router saw it when it decided. (A struct: every decision makes one for each instance.)"""
+    """One instance as the router saw it when it decided."""
 
     instance: str
     hit_tokens: tuple[int, int, int, int]  # device, host, disk, pool: the leading run that could be read there
@@ -134,8 +130,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     cost_ns: int | None = None  # with what others would have waited for it
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True, gc=False):
     """Where the request went and why."""
 
     policy: str
@@ -157,8 +152,7 @@ class AttemptRole(StrEnum):
     DECODE = "decode"  # an answer to a prompt that another one computed
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(msgspec.Struct, frozen=True, gc=False):
     """One try at one instance. ``delivered_pieces``: what the client had of the answer when it began."""
 
     instance: str
@@ -170,16 +164,14 @@ class Attempt:
     delivered_pieces: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(msgspec.Struct, frozen=True, gc=False):
     """A call that the model asked for in this answer."""
 
     id: str
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class PromptNote:
+class PromptNote(msgspec.Struct, frozen=True, gc=False):
     """What became of a conversation on its way into a prompt. Values of closed sets, never content."""
 
     echo: str = "none"
@@ -198,7 +190,7 @@ class PromptNote:
 
 
 class RunLink(msgspec.Struct, frozen=True, gc=False):
-    """Which run and step a request belongs to, and on what evidence. (A struct: every request makes one.)"""
+    """Which run and step a request belongs to, and on what evidence."""
 
     run_id: str
     step: int  # from 1
@@ -211,8 +203,7 @@ class RunLink(msgspec.Struct, frozen=True, gc=False):
     conversation_id: str | None = None  # what the client itself calls the conversation
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixMarks:
+class PrefixMarks(msgspec.Struct, frozen=True, gc=False):
     """Names of a prompt's leading parts, from which it follows who shares which prefix; nothing of what was said.
 
     The n-th mark names the first ``n * stride_tokens`` tokens (the routing hash of the block that ends there), so equal
@@ -230,8 +221,7 @@ class PrefixMarks:
         return marks
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True, gc=False):
     """Who asked."""
 
     tenant: str
@@ -239,8 +229,7 @@ class Identity:
     key_id: str  # public part of the key, never the secret
 
 
-@dataclass(frozen=True, slots=True)
-class Stamps:
+class Stamps(msgspec.Struct, frozen=True, gc=False):
     """When each stage ended, in order; a stage that was not reached is ``None``."""
 
     arrived_ns: int
@@ -256,8 +245,7 @@ class Stamps:
         return None if self.first_token_ns is None else self.first_token_ns - self.arrived_ns
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
+class RequestRecord(msgspec.Struct, frozen=True, gc=False):
     """One logical request from arrival to end."""
 
     request_id: str
@@ -280,7 +268,7 @@ class RequestRecord:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_results: tuple[str, ...] = ()  # ids of the calls whose results this request brought
     finish_reason: str | None = None
-    labels: dict[str, str] = field(default_factory=dict)  # bounded: "agent", "step_name", …
+    labels: dict[str, str] = msgspec.field(default_factory=dict)  # bounded: "agent", "step_name", …
     traceparent: str | None = None  # W3C, as the client sent it
     usage_problems: tuple[str, ...] = ()  # what was wrong with the engine's usage: clamps and contradictions
     prefix: PrefixMarks | None = None  # ``None``: the prompt's ids were not known

@@ -88,11 +88,11 @@ def _at(record: RequestRecord, number: int) -> RequestRecord:
     stamps, charge, link = record.stamps, record.charge, record.link
     assert charge.basis is not None
     assert link is not None
-    return replace(
+    return structs.replace(
         record,
         request_id=f"req-{number}",
-        stamps=replace(stamps, arrived_ns=stamps.arrived_ns + later_ns, closed_ns=stamps.closed_ns + later_ns),
-        charge=replace(charge, basis=replace(charge.basis, at_ns=charge.basis.at_ns + later_ns)),
+        stamps=structs.replace(stamps, arrived_ns=stamps.arrived_ns + later_ns, closed_ns=stamps.closed_ns + later_ns),
+        charge=structs.replace(charge, basis=structs.replace(charge.basis, at_ns=charge.basis.at_ns + later_ns)),
         link=structs.replace(link, run_id=f"run-{number // 10}"),
     )
 

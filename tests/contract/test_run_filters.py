@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.samples.agent_runs import RunShape, agent_run, plain_record, put
 from tracing.errors import AmbiguousRunError

@@ -45,7 +45,7 @@ def test_unknown_names_are_empty_answers(store: TraceStore) -> None:
 
 def test_a_record_appended_twice_is_stored_once(store: TraceStore) -> None:
     record = agent_run()[0]
-    put(store, record, replace(record, status=500))
+    put(store, record, structs.replace(record, status=500))
     assert store.run(record.link.run_id) == [record]
     assert store.totals().money == (Money("USD", record.charge.amount_nano, record.charge.saved_nano, 0),)
 
@@ -53,14 +53,16 @@ def test_a_record_appended_twice_is_stored_once(store: TraceStore) -> None:
 def test_a_record_that_comes_again_under_another_run_leaves_no_empty_run(store: TraceStore) -> None:
     one, two = agent_run(RunShape(steps=1)), agent_run(RunShape(run_id="run-2", steps=1))
     put(store, *one)
-    put(store, replace(two[0], request_id=one[0].request_id))
+    put(store, structs.replace(two[0], request_id=one[0].request_id))
     assert [summary.run_id for summary in store.runs()] == [one[0].link.run_id]
     store.check()
 
 
 def test_a_summary_sums_the_records_to_the_nano(store: TraceStore) -> None:
     records = agent_run()
-    records[2] = replace(records[2], outcome=Outcome.ABORTED, charge=Charge("USD", "v", unpriced_reason="no price"))
+    records[2] = structs.replace(
+        records[2], outcome=Outcome.ABORTED, charge=Charge("USD", "v", unpriced_reason="no price")
+    )
     put(store, *records, plain_record())
     (summary,) = store.runs()
     priced = [record.charge for record in records if record.charge.amount_nano is not None]
@@ -82,7 +84,7 @@ def test_sums_beyond_64_bits_are_exact(store: TraceStore) -> None:
 
 def test_currencies_are_never_added_up(store: TraceStore) -> None:
     one, two = agent_run(RunShape(steps=2))
-    put(store, one, replace(two, charge=replace(two.charge, currency="EUR")))
+    put(store, one, structs.replace(two, charge=structs.replace(two.charge, currency="EUR")))
     assert [money.currency for money in store.runs()[0].money] == ["EUR", "USD"]
 
 
@@ -93,7 +95,7 @@ def test_runs_are_listed_newest_first_filtered_and_paged(store: TraceStore) -> N
         for n in range(6)
     ]  # fmt: skip
     runs = [agent_run(shape) for shape in shapes]
-    runs[4][1] = replace(runs[4][1], outcome=Outcome.UPSTREAM_FAILED, model="other-model")
+    runs[4][1] = structs.replace(runs[4][1], outcome=Outcome.UPSTREAM_FAILED, model="other-model")
     put(store, *(record for run in runs for record in run))
     listed = store.runs(limit=3)
     assert [run.run_id for run in listed] == ["run-5", "run-4", "run-3"]
@@ -115,7 +117,7 @@ def test_runs_are_listed_newest_first_filtered_and_paged(store: TraceStore) -> N
 def test_runs_of_two_tenants_with_one_name_are_two(store: TraceStore) -> None:
     mine = agent_run(RunShape(run_id="nightly", tenant="a", steps=2))
     theirs = [
-        replace(record, request_id="x" + record.request_id)
+        structs.replace(record, request_id="x" + record.request_id)
         for record in agent_run(RunShape(run_id="nightly", tenant="b", steps=3))
     ]
     put(store, *mine, *theirs)
@@ -186,7 +188,7 @@ def test_hostile_text_is_data(store: TraceStore) -> None:
 def test_details_spans_and_lives_are_kept_beside_records(store: TraceStore) -> None:
     records = agent_run(RunShape(steps=3))
     link = structs.replace(records[0].link, parent_run_id="above", parent_request_id="req-9", parent_call_id="call-1")
-    records[0] = replace(records[0], link=link)
+    records[0] = structs.replace(records[0], link=link)
     put(store, *records)
     made = Reproduction("m", "w", "sglang 1", "e0", "chatml@1", 7, {"temperature": 0.5}, "p", "t", "s")
     detail = StepDetail(records[1].request_id, Comparison.APPENDED, made, records[0].request_id)

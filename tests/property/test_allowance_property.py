@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from billing.allowances import grants
 from billing.credits import ALLOWANCE

@@ -14,6 +14,7 @@ from itertools import product
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from billing.meter import charge
 from billing.prices import PriceBook
@@ -139,7 +140,7 @@ def test_uses_of_tools_under_every_structure(
     counts = drawn(random.Random(seed)) | {"reasoning": 0}
     priced = replace(with_rounding(structure, mode, level), tools=fees)
     told = tuple(sorted((tool, count) for tool, count in uses.items() if count))
-    usage = replace(shape.whole(counts).usage, tool_uses=told)
+    usage = structs.replace(shape.whole(counts).usage, tool_uses=told)
     found = charge(usage, PriceBook.from_toml(priced.toml(MODEL)), MODEL, at_ns)
     assert found.amount_nano == priced.cost_nano(shape.classes(counts), at_ns, uses=uses)
     assert {line.token_class: line.quantity for line in found.lines if line.token_class in TOOLS} == dict(told)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tracing.record import RequestRecord
 from tracing.store import TraceStore, TraceStoreOptions
@@ -51,15 +51,12 @@ def test_the_store_gives_back_what_it_was_given_and_its_sums(tmp_path: Path, rec
 @given(RECORDS)
 def test_a_record_of_an_older_build_still_reads(record: RequestRecord) -> None:
     old = msgspec.json.decode(encode_record(record))
-    defaulted = [
-        field
-        for field in dataclasses.fields(RequestRecord)
-        if field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-    ]
-    for field in defaulted:
-        del old[field.name]
+    fields = structs.fields(RequestRecord)
+    for field in fields:
+        if not field.required:
+            del old[field.name]
     old["a_field_of_the_future"] = 1
     read = decode_record(msgspec.json.encode(old))
-    for field in dataclasses.fields(RequestRecord):
-        if field not in defaulted:
+    for field in fields:
+        if field.required:
             assert getattr(read, field.name) == getattr(record, field.name)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from billing.allowances import grants
 from billing.corrections import correct
@@ -49,7 +50,7 @@ def book(allowance: str) -> PriceBook:
 def record(number: int, prices: PriceBook, *, fresh: int = 100, output: int = 10, team: str = "a") -> RequestRecord:
     arrived = START_NS + number * 3600 * 10**9
     usage = Usage(fresh_tokens=fresh, output_tokens=output, source=UsageSource.ENGINE)
-    return replace(
+    return structs.replace(
         billed(number, prices, model="m"),
         identity=Identity("acme", team, f"key-{team}"),
         usage=usage,

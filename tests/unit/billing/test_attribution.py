@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from billing.attribution import Attribution, attribute
 from billing.attribution_lost import Cause, lost_hit_grants

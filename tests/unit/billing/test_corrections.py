@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from billing.corrections import correct, standing
 from billing.errors import CorrectionError, LedgerError, PeriodError
@@ -74,7 +75,7 @@ def test_a_correction_makes_the_request_cost_what_the_right_book_says(path: Path
 
 def test_counts_are_corrected_with_their_money(path: Path) -> None:
     rows = history(path, 4)
-    usage = replace(rows[0].usage(), fresh_tokens=1, output_tokens=rows[0].output_tokens + 5)
+    usage = structs.replace(rows[0].usage(), fresh_tokens=1, output_tokens=rows[0].output_tokens + 5)
     row = correct(rows, PriceBook.default(), reason="recounted", at_ns=LATER_NS, usage=usage)
     assert row is not None
     post(path, [row])
@@ -87,7 +88,7 @@ def test_a_request_without_a_price_gets_one_and_is_no_longer_counted_as_unpriced
     with LedgerReader(path) as reader:
         assert [t.unpriced for t in reader.totals()] == [2]
     for number in (12, 13):
-        usage = replace(billed(number, DEARER).usage)
+        usage = structs.replace(billed(number, DEARER).usage)
         row = correct(history(path, number), DEARER, reason="priced", at_ns=LATER_NS, usage=usage)
         assert row is not None
         assert row.settles_unpriced == 1

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from billing import schema
 from billing.entry import entry_of
@@ -357,7 +358,7 @@ class TestVerify:
     @pytest.mark.parametrize("field", ["amount_nano", "saved_nano"])
     def test_an_amount_that_does_not_follow_is_found(self, ledger: Ledger, path: Path, field: str) -> None:
         record = billed(1, PriceBook.default())
-        wrong = replace(record.charge, **{field: 1})
+        wrong = structs.replace(record.charge, **{field: 1})
         fill(ledger, [billed(0, PriceBook.default()), altered(record, charge=wrong)])
         result = verify_ledger(path)
         assert (result.passed, result.fault_count) == (False, 1)
@@ -365,7 +366,7 @@ class TestVerify:
 
     def test_a_token_count_that_was_changed_is_found(self, ledger: Ledger, path: Path) -> None:
         record = billed(1, PriceBook.default())
-        fill(ledger, [altered(record, usage=replace(record.usage, fresh_tokens=record.usage.fresh_tokens + 1))])
+        fill(ledger, [altered(record, usage=structs.replace(record.usage, fresh_tokens=record.usage.fresh_tokens + 1))])
         assert not verify_ledger(path).passed
 
     def test_a_price_version_that_is_not_stored_is_found(self, path: Path) -> None:
@@ -386,7 +387,7 @@ class TestVerify:
 
     def test_a_charge_without_a_basis_is_found(self, ledger: Ledger, path: Path) -> None:
         record = billed(1, PriceBook.default())
-        fill(ledger, [altered(record, charge=replace(record.charge, basis=None))])
+        fill(ledger, [altered(record, charge=structs.replace(record.charge, basis=None))])
         assert "basis" in verify_ledger(path).faults[0]
 
 

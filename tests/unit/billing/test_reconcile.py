@@ -6,11 +6,11 @@ import argparse
 import csv
 import io
 import json
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from billing.errors import ReconcileError
 from billing.ledger import Ledger

@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from billing.errors import ReportError
 from billing.focus import export

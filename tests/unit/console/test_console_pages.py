@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from gateway.console.formats import count, money
 from gateway.console.frame import render, request_href, run_href

@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from billing.prices import PriceBook
 from gateway.access.roles import Right

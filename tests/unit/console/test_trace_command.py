@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gateway.commands import trace
 from gateway.console.formats import money

@@ -61,7 +61,7 @@ def test_a_difference_that_no_text_explains_is_unknown_or_the_templates() -> Non
     assert [card.kind for card in told([first, second])] == [BreakKind.UNKNOWN]
     appended = detail_of(second, Comparison.APPENDED)
     assert [card.kind for card in told([first, second], [appended])] == [BreakKind.UNKNOWN]
-    rewritten = replace(second, prompt=PromptNote("template_rewrites"))
+    rewritten = structs.replace(second, prompt=PromptNote("template_rewrites"))
     assert [card.kind for card in told([first, rewritten], [appended])] == [BreakKind.ECHO_TEMPLATE]
     changed = replace(appended, differs=("template",))
     (card,) = told([first, second], [changed])
@@ -74,7 +74,7 @@ def test_of_an_unseen_step_only_another_template_is_told() -> None:
     assert [card.kind for card in told([first, second], [replace(unseen, differs=("template",))])] == [
         BreakKind.TEMPLATE_CHANGED
     ]
-    rewritten = replace(second, prompt=PromptNote("template_rewrites"))
+    rewritten = structs.replace(second, prompt=PromptNote("template_rewrites"))
     assert [card.kind for card in told([first, rewritten], [unseen])] == [BreakKind.UNKNOWN]
 
 
@@ -92,11 +92,11 @@ def test_other_weights_explain_what_is_gone_where_they_changed(instance: str, ki
 def test_of_a_quotation_only_what_it_says_again_is_lost() -> None:
     first = prefixed(0, "abcdef", BOOK, run="r")
     second = prefixed(1, "abcdefgh", BOOK, hits=first.usage.prompt_tokens, run="r", previous=0)
-    first = replace(first, usage=replace(first.usage, output_tokens=500))
+    first = structs.replace(first, usage=structs.replace(first.usage, output_tokens=500))
     appended = detail_of(second, Comparison.APPENDED)
     for lost in (70, 90):
         note = PromptNote("template_rewrites", echo_lost_tokens=lost)
-        (card,) = told([first, replace(second, prompt=note)], [appended])
+        (card,) = told([first, structs.replace(second, prompt=note)], [appended])
         assert (card.kind, card.lost_tokens) == (BreakKind.ECHO_TEMPLATE, lost)
 
 
@@ -139,14 +139,14 @@ def test_an_answer_that_comes_back_otherwise_loses_what_was_generated() -> None:
 
 
 def test_places_are_estimated_where_prompts_are_not_known() -> None:
-    first = replace(prefixed(0, "abcdef", BOOK, run="r"), prefix=None)
-    second = replace(prefixed(1, "axcdef", BOOK, run="r", previous=0, hits=STRIDE), prefix=None)
+    first = structs.replace(prefixed(0, "abcdef", BOOK, run="r"), prefix=None)
+    second = structs.replace(prefixed(1, "axcdef", BOOK, run="r", previous=0, hits=STRIDE), prefix=None)
     change = change_of(BreakKind.UUID, kept=100, repeated=850)
     (card,) = told([first, second], [detail_of(second, Comparison.CHANGED, change)])
     prompt = second.usage.prompt_tokens
     assert (card.kind, card.is_estimated) == (BreakKind.UUID, True)
     assert card.lost_tokens == prompt * 100 // 1000 + prompt * 850 // 1000 - STRIDE
-    cold = replace(prefixed(1, "abcdef", BOOK, run="r", previous=0, seen={"engine-0": 0}), prefix=None)
+    cold = structs.replace(prefixed(1, "abcdef", BOOK, run="r", previous=0, seen={"engine-0": 0}), prefix=None)
     (lost,) = told([first, cold], [detail_of(cold, Comparison.APPENDED)])
     assert (lost.party, lost.is_estimated) == (Party.GATEWAY, True)
 
@@ -159,7 +159,7 @@ def test_agents_are_told_by_what_costs_most_and_totals_agree() -> None:
         first = prefixed(one, parts, BOOK, run=f"r{number}", at_s=10 * number)
         second = prefixed(two, parts[0] + "x" + parts[2:], BOOK, hits=STRIDE, run=f"r{number}", previous=one,
                           at_s=10 * number + 5)  # fmt: skip
-        records += [replace(each, labels={"agent": agent}) for each in (first, second)]
+        records += [structs.replace(each, labels={"agent": agent}) for each in (first, second)]
         details.append(detail_of(second, Comparison.CHANGED, change_of(BreakKind.COUNTER)))
     cards = told(records, details)
     worst, other = ailments(cards)
@@ -189,13 +189,15 @@ def test_without_texts_the_doctor_counts_as_attribution_does() -> None:
 
 def test_the_first_token_was_late_by_the_share_that_was_lost() -> None:
     first, second = prefixed(0, "abcdef", BOOK, run="r"), prefixed(1, "axcdef", BOOK, hits=STRIDE, run="r", previous=0)
-    stamps = replace(second.stamps, sent_ns=second.stamps.arrived_ns, first_token_ns=second.stamps.arrived_ns + SECOND)
-    second = replace(second, stamps=stamps, stream=True)
+    stamps = structs.replace(
+        second.stamps, sent_ns=second.stamps.arrived_ns, first_token_ns=second.stamps.arrived_ns + SECOND
+    )
+    second = structs.replace(second, stamps=stamps, stream=True)
     (card,) = told([first, second], [detail_of(second, Comparison.CHANGED, change_of(BreakKind.TIMESTAMP))])
     computed = second.usage.prompt_tokens - second.usage.hit_tokens
     assert card.lost_ttft_ns == SECOND * card.lost_tokens // computed
     assert second.link is not None
-    alone = replace(second, link=structs.replace(second.link, previous_request_id=None))
+    alone = structs.replace(second, link=structs.replace(second.link, previous_request_id=None))
     assert told([first, alone]) == []
 
 

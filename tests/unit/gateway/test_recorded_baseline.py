@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from billing.attribution import UNITS
 from billing.prices import PriceBook
@@ -83,10 +84,10 @@ def test_what_cannot_be_replayed_is_left_out_and_counted() -> None:
     good = steps(3, hits=0)
     records = [
         *good,
-        replace(good[0], prefix=None),
-        replace(good[0], usage=Usage(source=UsageSource.MISSING)),
-        replace(good[0], charge=replace(good[0].charge, price_version="gone")),
-        replace(good[0], charge=replace(good[0].charge, amount_nano=None, unpriced_reason="no_price")),
+        structs.replace(good[0], prefix=None),
+        structs.replace(good[0], usage=Usage(source=UsageSource.MISSING)),
+        structs.replace(good[0], charge=structs.replace(good[0].charge, price_version="gone")),
+        structs.replace(good[0], charge=structs.replace(good[0].charge, amount_nano=None, unpriced_reason="no_price")),
     ]
     found = run(records)
     assert sum(found.left_out.values()) == 4

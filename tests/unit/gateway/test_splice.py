@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from engine_adapter.openai_compatible import OpenAICompatible
 from engine_adapter.sglang import Sglang

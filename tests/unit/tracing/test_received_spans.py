@@ -136,7 +136,7 @@ def test_redaction_takes_secrets_and_people() -> None:
 
 
 def test_an_agents_own_span_stands_in_the_place_of_the_inferred_one(tmp_path: Path) -> None:
-    records = [replace(record, traceparent=f"00-{TRACE}-{PARENT}-01") for record in agent_run()]
+    records = [structs.replace(record, traceparent=f"00-{TRACE}-{PARENT}-01") for record in agent_run()]
     call = next(call for record in records for call in record.tool_calls)
     root = ReceivedSpan(TRACE, PARENT, None, "invoke_agent", 1, records[0].stamps.arrived_ns - MS, 2 * 10**18)
     tool = ReceivedSpan(TRACE, SPAN, PARENT, "x", 1, 1, 2, attributes={"gen_ai.tool.call.id": call.id})
@@ -172,7 +172,7 @@ def test_a_sub_agents_steps_hang_under_the_call_for_it() -> None:
     call = asking.tool_calls[0]
     assert asking.link is not None
     below = [
-        replace(
+        structs.replace(
             record,
             request_id=f"child-{record.request_id}",
             link=structs.replace(

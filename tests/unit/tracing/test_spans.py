@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
 from tests.samples.agent_runs import MS, RunShape, agent_run, plain_record

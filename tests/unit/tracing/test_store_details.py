@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from tests.samples.agent_runs import RunShape, agent_run, plain_record
 from tracing.detail import BreakKind, Comparison, PromptChange, Reproduction, StepDetail, decode_detail, encode_detail

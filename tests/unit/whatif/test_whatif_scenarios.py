@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from billing.prices import PriceBook
 from gateway.replay.errors import ParameterError
@@ -106,7 +107,9 @@ def test_a_use_keeps_a_prefix_and_not_what_followed_it() -> None:
 def test_an_hour_later_the_same_request_is_at_hand_exactly_as_long_as_it_is_kept() -> None:
     for kept_s, hit in ((3599, 0), (3600, 2)):
         records = [prefixed(0, "ab", BOOK, at_s=0), prefixed(1, "ab", BOOK, at_s=3600)]
-        first = replace(records[0], stamps=replace(records[0].stamps, first_token_ns=records[0].stamps.arrived_ns))
+        first = structs.replace(
+            records[0], stamps=structs.replace(records[0].stamps, first_token_ns=records[0].stamps.arrived_ns)
+        )
         scenario = Retention(BOOKS, STRIDE, kept_s * SECOND, "x", shared=True)
         assert played([first, records[1]], scenario).scenarios[0].hits["req-1"] == hit * STRIDE
 
@@ -150,10 +153,10 @@ def test_only_what_is_counted_is_summed_and_all_of_it_is_played() -> None:
 def test_what_cannot_be_played_is_counted_by_its_reason() -> None:
     record = prefixed(0, "ab", BOOK)
     others = [
-        replace(record, request_id="r1", prefix=None),
-        replace(record, request_id="r2", usage=Usage(source=UsageSource.MISSING)),
-        replace(record, request_id="r3", charge=Charge("USD", BOOK.version, unpriced_reason="x")),
-        replace(record, request_id="r4", charge=replace(record.charge, price_version="other")),
+        structs.replace(record, request_id="r1", prefix=None),
+        structs.replace(record, request_id="r2", usage=Usage(source=UsageSource.MISSING)),
+        structs.replace(record, request_id="r3", charge=Charge("USD", BOOK.version, unpriced_reason="x")),
+        structs.replace(record, request_id="r4", charge=structs.replace(record.charge, price_version="other")),
     ]
     assert sum(played([record, *others]).left_out.values()) == 4
     with pytest.raises(ParameterError, match="prompt is not known"):
@@ -176,7 +179,9 @@ def test_an_instance_is_as_fast_as_its_median_answer() -> None:
     for n, ms in enumerate((100, 200, 900)):
         record = prefixed(n, "a", BOOK, rest=72)
         at = record.stamps.arrived_ns
-        records.append(replace(record, stamps=replace(record.stamps, sent_ns=at, first_token_ns=at + ms * 10**6)))
+        records.append(
+            structs.replace(record, stamps=structs.replace(record.stamps, sent_ns=at, first_token_ns=at + ms * 10**6))
+        )
     assert ns_per_token(records) == {"engine-0": 200 * 10**6 / 200}
 
 
