@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from tracing.record import HitSource, Usage, UsageSource
@@ -59,8 +60,7 @@ class UsageReading(NamedTuple):
     problems: tuple[UsageProblem, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TierHits:
+class TierHits(msgspec.Struct, frozen=True, gc=False):
     """Hit tokens by tier, as an engine reports them; ``unknown`` are hits whose tier it does not tell."""
 
     device: int = 0
@@ -83,8 +83,7 @@ class TierHits:
         return TierHits(*kept)
 
 
-@dataclass(frozen=True, slots=True)
-class Writes:
+class Writes(msgspec.Struct, frozen=True, gc=False):
     """Tokens billed as written to the cache, by lifetime; ``plain`` where the API has one or doesn't say which."""
 
     plain: int = 0
@@ -103,6 +102,9 @@ class Writes:
             kept.append(min(tokens, room))
             room -= kept[-1]
         return Writes(*kept)
+
+
+_NO_WRITES = Writes()
 
 
 class Counts:
@@ -147,7 +149,7 @@ class Counts:
         output: int | None,
         cached: int | None = None,
         tiers: TierHits | None = None,
-        writes: Writes = Writes(),
+        writes: Writes = _NO_WRITES,
         reasoning: int | None = None,
         tool_uses: tuple[tuple[str, int], ...] = (),
         source: UsageSource = UsageSource.ENGINE,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from billing.errors import LedgerError
@@ -16,8 +14,7 @@ ROW_VERSION = 2
 _POSTED, _ARRIVED = 5, 2
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """One journal record. An admission's row is the one to be written if its writer dies before a better one comes."""
 
     values: Values

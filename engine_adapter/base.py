@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+import msgspec
+
 from engine_adapter.http import UpstreamClient
 from engine_adapter.load import EngineLoad, LoadSource
 from kvstore.event_wire import FLUSHED_TIERS
@@ -83,8 +85,7 @@ class Begun:
     parts: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """What the gateway wants of one request besides what the client wrote."""
 
     request_id: str
@@ -99,16 +100,14 @@ class Ask:
     begun: Begun | None = None  # what there is of the answer; its text stands in the body's final message
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True, gc=False):
     """Members of the body to set, by name, and headers to add; everything else goes as the client sent it."""
 
     members: Mapping[str, object | Merge]
     headers: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class UsageParts:
+class UsageParts(msgspec.Struct, frozen=True, gc=False):
     """The engine's own usage object and its extension about cached tokens, as they stood in the answer."""
 
     usage: Mapping[str, object] | None

@@ -11,13 +11,14 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 import xxhash
+from msgspec.structs import replace
 
 from engine_adapter.echoes import Past
 from engine_adapter.ids import Hashes, HashKey, Ids, JoinedIds
@@ -44,8 +45,7 @@ _encoder = msgspec.msgpack.Encoder()
 _of_thread = threading.local()
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(msgspec.Struct, frozen=True):
     """A place behind a conversation's message from which a longer one goes on."""
 
     messages: int
@@ -62,8 +62,7 @@ class Point:
     """What the ids hold of the answers up to here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(msgspec.Struct, frozen=True):
     """A conversation up to its newest point. Immutable."""
 
     messages: Sequence[Mapping[str, object]]
@@ -74,7 +73,7 @@ class Conversation:
     cut: str
     points: tuple[Point, ...]
     hashes: Mapping[HashKey, Hashes]
-    ids: Ids = field(default_factory=lambda: np.empty(0, np.uint32))
+    ids: Ids = msgspec.field(default_factory=lambda: np.empty(0, np.uint32))
     """The ids before the newest seal; the memo sets them."""
 
 
@@ -168,8 +167,7 @@ class _Slot:
         return texts + self.ids.nbytes + sum(chain.nbytes for chain in hashes) + _POINT_BYTES * len(points)
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(msgspec.Struct, frozen=True):
     """A conversation with which a request begins, and the point to go on from."""
 
     conversation: Conversation
@@ -181,8 +179,7 @@ class Known:
         return self.slot.conversation is self.conversation and self.point is self.conversation.points[-1]
 
 
-@dataclass(frozen=True, slots=True)
-class Anchor:
+class Anchor(msgspec.Struct, frozen=True):
     """What a conversation leaves at the end of a message, for those who know the place again."""
 
     slot: _Slot

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from engine_adapter.answers import NO_ECHO, Answers, Echo
 from engine_adapter.conversations import MAX_POINTS, Conversation, Known, Point, scope_of
@@ -14,8 +15,7 @@ from engine_adapter.resumption import LoopState
 _MAX_CHAINS = 8  # of one conversation: seeds times block sizes
 
 
-@dataclass(frozen=True, slots=True)
-class PromptOptions:
+class PromptOptions(msgspec.Struct, frozen=True, gc=False):
     """How a chat is rendered, beside its messages and tools."""
 
     add_generation_prompt: bool = True
@@ -25,8 +25,7 @@ class PromptOptions:
     """Further variables of the template, such as ``enable_thinking``."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedPrompt:
+class EncodedPrompt(msgspec.Struct, frozen=True):
     """A prompt's ids, and its routing hashes by block size. Don't write to the arrays."""
 
     joined: JoinedIds
@@ -55,8 +54,7 @@ class EncodedPrompt:
         return None if self.prefix_chain is None else prompt_digest(self.joined, self.prefix_chain)
 
 
-@dataclass(frozen=True, slots=True)
-class Guarded:
+class Guarded(msgspec.Struct, frozen=True, gc=False):
     """What goes into the template, and the characters that mark something in it."""
 
     messages: Sequence[Mapping[str, object]]
@@ -67,8 +65,7 @@ class Guarded:
     tag: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(msgspec.Struct, frozen=True):
     """A prompt's ids, of which ``sealed`` stay when the conversation goes on."""
 
     ids: JoinedIds

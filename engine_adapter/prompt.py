@@ -8,13 +8,14 @@ begins with is not done again: see ``conversations`` and ``resumption``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import repeat
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from engine_adapter.answers import Answers
@@ -45,8 +46,7 @@ _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 _NO_IDS: Ids = np.empty(0, np.uint32)
 
 
-@dataclass(frozen=True, slots=True)
-class _Chat:
+class _Chat(msgspec.Struct, frozen=True):
     """What ``encode_chat_hashed`` is asked for."""
 
     messages: Sequence[Mapping[str, object]]

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, cast, overload
 
 import jinja2
+import msgspec
 from jinja2 import nodes
 from jinja2.runtime import Macro, Undefined
 from jinja2.utils import Namespace
@@ -45,8 +46,7 @@ class _Opaque(Exception):
     """A value that cannot be compared."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoopState:
+class LoopState(msgspec.Struct, frozen=True):
     """A template at the start of a turn of its loop over the messages."""
 
     head: str
@@ -61,8 +61,7 @@ class LoopState:
     """What is set before the loop, where that needn't be rendered again: plain values, and starts of views."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rendering:
+class Rendering(msgspec.Struct, frozen=True):
     """A rendered conversation in three parts; ``head`` and ``settled`` are left out when it was resumed there."""
 
     head: str

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
@@ -46,8 +47,7 @@ class MemoStats:
     used_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Seal:
+class Seal(msgspec.Struct, frozen=True, gc=False):
     """A place behind a control token: whatever follows, the ids before it stay as they are."""
 
     tokens: int

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import msgspec
+
 from engine_adapter.conversations import Anchor, Anchors
 from gateway.edges import Edges, Key
 from gateway.protocols.base import Sent
@@ -31,8 +33,7 @@ _NODE_BYTES = 1300  # a node, its place among its siblings, the dictionary of a 
 _BYTES_PER_BYTE = 3  # what a message's text takes as an object: its characters may take up to four
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
+class Words(msgspec.Struct, frozen=True):
     """What a conversation says of the run that it belongs to."""
 
     chain: MessageChain
@@ -41,8 +42,7 @@ class Words:
     """Of those that the request brings."""
 
 
-@dataclass(frozen=True, slots=True)
-class Beginning:
+class Beginning(msgspec.Struct, frozen=True):
     """What is known of a body: how it begins, and what the elements up to there say."""
 
     opening: Opening

@@ -10,9 +10,9 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from gateway.breaker import Ticket
@@ -54,8 +54,7 @@ Later = Callable[[float, Callable[[], None]], object]
 """Calls a function after so many seconds, as ``loop.call_later`` does."""
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """A choice, with its load and its blocks reserved until ``release``."""
 
     instance: Instance

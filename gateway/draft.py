@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from billing.budgets import Ticket
 from billing.usage import recovered_usage, with_inferred_tiers
@@ -41,8 +42,7 @@ HEADER_CHARS = 1024
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,128})?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(msgspec.Struct, frozen=True, gc=False):
     """What a request came to, once its answer is there."""
 
     usage: Usage
@@ -50,15 +50,14 @@ class Settled:
     charge: Charge
 
 
-@dataclass(slots=True)
-class Draft:
+class Draft(msgspec.Struct):
     """What is known so far. Times are wall-clock ns, taken from one reading of the wall clock and a monotonic clock."""
 
     request_id: str
     protocol: EndpointProtocol
     traceparent: str | None = None
     exports_spans: bool = False  # engines' own spans are to hang under ours
-    forwarded: Mapping[str, str] = field(default_factory=dict)  # the protocol's own headers, as the client sent them
+    forwarded: Mapping[str, str] = msgspec.field(default_factory=dict)  # the protocol's own headers, as they came
     identity: Identity = ANONYMOUS
     is_admitted: bool = False  # a key let it in
     caller: Caller | None = None
@@ -69,7 +68,7 @@ class Draft:
     ends_run: bool = False  # its client says that it is its run's last
     priority: Priority = Priority.NORMAL
     decision: Decision | None = None
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: list[Attempt] = msgspec.field(default_factory=list)
     attempt_instance: str | None = None  # of the attempt that runs now
     attempt_started_ns: int = 0
     failed_at: str = ""  # the instance that the attempt failed at, if it does
@@ -84,15 +83,15 @@ class Draft:
     counts_checked: bool = True
     salted: bool = False
     tool_results: tuple[str, ...] = ()
-    labels: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
     chain: MessageChain = ()
     message_tip: str | None = None
     marks: PrefixMarks | None = None
     reader: AnswerReader | None = None
-    journal: Journal = field(default_factory=Journal)  # ids of the answer's tokens, where engines tell them
+    journal: Journal = msgspec.field(default_factory=Journal)  # ids of the answer's tokens, where engines tell them
     is_native: bool = True  # the reader follows an engine that speaks the endpoint itself
     adapter_name: str = ""  # of the engine that the reader was made for
-    ticket: Ticket = field(default_factory=Ticket)  # what is reserved in budgets
+    ticket: Ticket = msgspec.field(default_factory=Ticket)  # what is reserved in budgets
     passage: Passage | None = None  # what is taken of the caller's limits
     limits: tuple[Taken, ...] = ()  # how its limits stood, for the client to know
     settled: Settled | None = None  # once it is known before the request is closed
@@ -110,9 +109,9 @@ class Draft:
     sent_ns: int | None = None
     first_token_ns: int | None = None
     last_token_ns: int | None = None
-    arrived_ns: int = field(default_factory=time.time_ns)
+    arrived_ns: int = msgspec.field(default_factory=time.time_ns)
     _attempt_pieces: int = 0
-    _anchor_ns: int = field(default_factory=time.monotonic_ns)
+    _anchor_ns: int = msgspec.field(default_factory=time.monotonic_ns)
 
     @property
     def endpoint(self) -> str:

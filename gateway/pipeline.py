@@ -22,7 +22,8 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from billing.counts import UsageReading
 from billing.usage import with_hits_of
@@ -58,8 +59,7 @@ _RUN_ID_CHARS = 128
 _CLIENT_CLOSED = 499  # nothing was answered, since nobody was there any more; nginx's number for it
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(msgspec.Struct, frozen=True):
     """A request as it came in. ``headers`` are matched case-insensitively; ``read_body`` may raise ``BodyTooLarge``.
 
     ``label``: what the client's URL calls its runs.
@@ -71,8 +71,7 @@ class Arrival:
     label: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(msgspec.Struct, frozen=True):
     """A request after stages 1 and 2."""
 
     reading: Reading

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import cast
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from engine_adapter.answers import NO_ECHO, Answer, AnswerMemo, Echo, message_digest, prompt_name
 from engine_adapter.conversations import Anchors
@@ -24,8 +26,7 @@ _FOREIGN_OPTIONS = ("chat_template", "documents")
 Hashes = Mapping[int, Sequence[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """A prompt's length in tokens, and its routing hashes for each block size that was asked for."""
 
     tokens: int
@@ -36,7 +37,7 @@ class Prompt:
     """``tokens`` is a count; else an estimate, good for weighing load only."""
     is_comparable: bool = True
     """An engine that uses the same template and tokenizer counts the same, whatever the prompt says."""
-    members: Mapping[str, object] = field(default_factory=dict)
+    members: Mapping[str, object] = msgspec.field(default_factory=dict)
     """Members of the body that the model's policies set."""
     ids_to_send: EncodedPrompt | None = None
     """The engine must be given these ids: it would make others of the messages."""
@@ -85,8 +86,7 @@ class Quotations:
         return prompt_name(self.owner, scope, self._chain[-1].digest)
 
 
-@dataclass(frozen=True, slots=True)
-class PromptJob:
+class PromptJob(msgspec.Struct, frozen=True):
     """One prompt to be made; any thread may run it."""
 
     encoder: PromptEncoder | None

@@ -6,8 +6,9 @@ A prompt is made once, before an instance is chosen, so only what all of them ca
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from engine_adapter.base import Capabilities, EngineAdapter
 from gateway.instance import Instance
@@ -25,8 +26,7 @@ class Handling(StrEnum):
     PASSED = "passed"  # it went to the engine as it came
 
 
-@dataclass(frozen=True, slots=True)
-class PromptRules:
+class PromptRules(msgspec.Struct, frozen=True, gc=False):
     """The rules of one request."""
 
     reads_chat: bool = True

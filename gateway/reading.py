@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 from engine_adapter.conversations import Anchors
 from gateway.beginnings import Beginning, BodyMemo, Words, words_of
@@ -23,8 +24,7 @@ async def read_aside(read: Callable[[bytes], _Read], body: bytes) -> _Read:
     return await asyncio.to_thread(read, body) if len(body) > LONG_BYTES else read(body)
 
 
-@dataclass(frozen=True, slots=True)
-class Scanned:
+class Scanned(msgspec.Struct, frozen=True):
     """A body's members, and what of them was known."""
 
     sent: Sent
@@ -33,8 +33,7 @@ class Scanned:
     """The body behind what was known of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """All that a body says."""
 
     ask: Ask

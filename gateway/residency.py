@@ -8,7 +8,8 @@ also correct the prediction (``radix_index.predict``), which then stands in the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from engine_adapter.base import InstanceFacts
 from radix_index.base import PrefixIndex
@@ -52,8 +53,7 @@ def predicted_residency(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
+class Watch(msgspec.Struct, frozen=True):
     """One routed prompt, until its answer tells what was cached."""
 
     computed: Callable[[], None]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 
 import msgspec
@@ -28,8 +27,7 @@ _CODE_END = "</code>"  # of smolagents' code agent
 _ID_IN_TEXT = re.compile(r"\{'id': '([^'\\]{1,128})', 'type': 'function'")
 
 
-@dataclass(frozen=True, slots=True)
-class ChainLink:
+class ChainLink(msgspec.Struct, frozen=True, gc=False):
     """One message of a chain: its role, and the hash of it and of everything before it."""
 
     role: str

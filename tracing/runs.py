@@ -111,8 +111,7 @@ class _Match:
     confidence: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(msgspec.Struct, frozen=True):
     """Where a request belongs."""
 
     run: Run

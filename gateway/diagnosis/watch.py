@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from urllib.parse import quote
 
+import msgspec
+
 from gateway.diagnosis.compare import compare
 from gateway.diagnosis.digests import change_by_digests, system_digest
 from gateway.diagnosis.sections import CONVERSATION, SAMPLING, SYSTEM, TOOLS, Kept, digest_of, keep
@@ -40,8 +42,7 @@ class WatchOptions:
     recent_per_key: int = 8  # of each key's runs, the newest requests, to check a request against before it is sent
 
 
-@dataclass(frozen=True, slots=True)
-class Build:
+class Build(msgspec.Struct, frozen=True, gc=False):
     """What an instance runs, for the record of a step."""
 
     engine: str | None = None
@@ -58,8 +59,7 @@ class WatchStats:
     dropped: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Remembered:
+class Remembered(msgspec.Struct, frozen=True):
     """A former request with what is known of it."""
 
     kept: Kept

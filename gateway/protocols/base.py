@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -28,8 +27,7 @@ MAX_MODEL_CHARS = 256
 Json = Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(msgspec.Struct, frozen=True):
     """A body for an engine: its bytes, and where its members stand in them."""
 
     form: Form
@@ -47,8 +45,7 @@ class Sent:
         return self.form.edited(edits).encode() if edits else self.body
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """What the gateway needs of a request.
 
     ``form`` and ``body`` are what an engine gets that speaks OpenAI's completions and nothing more; ``native`` is what
@@ -84,8 +81,7 @@ class Ask:
         return Sent(self.form, self.body)
 
 
-@dataclass(frozen=True, slots=True)
-class Answering:
+class Answering(msgspec.Struct, frozen=True, gc=False):
     """What an answer needs to know of the request that it answers."""
 
     request_id: str
@@ -94,7 +90,7 @@ class Answering:
     served_model: str = ""
     prompt_tokens: int | None = None  # the gateway's own count
     hit_tokens: int = 0  # as predicted
-    created_s: int = field(default_factory=lambda: int(time.time()))
+    created_s: int = msgspec.field(default_factory=lambda: int(time.time()))
 
 
 class AnswerReader(Protocol):

@@ -51,8 +51,7 @@ class Raw:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(msgspec.Struct, frozen=True, gc=False):
     """One top-level member: ``start`` and ``end`` bound its value, ``key_start`` is the quote before its name."""
 
     name: str
@@ -124,8 +123,7 @@ def _printed(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(msgspec.Struct, frozen=True):
     """How an object's text begins that was read before: up to the end of an element of one of its arrays."""
 
     object_start: int
