@@ -166,8 +166,8 @@ class PredictedResidency:
         expectation.is_computed = True
         hashes = _as_array(expectation.hashes)
         uses = self._used.uses(hashes)
-        gone = np.flatnonzero(uses == 0)
-        expectation.uses = uses[: gone[0]] if len(gone) else uses
+        oldest = uses.argmin() if len(uses) else 0  # the first that is gone, if one is: no clock is less than 0
+        expectation.uses = uses[:oldest] if len(uses) and not uses[oldest] else uses
         if expectation.tail_blocks:
             self._tails.pop(int(hashes[expectation.blocks - 1]), None)  # its blocks have names from now on
         told = min(expectation.blocks, len(expectation.uses))  # the index had these when it was asked, and they stay

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radix_index.base import HashArray
-from radix_index.kernels import COMPILED, NO_ROW, U32
+from radix_index.kernels import COMPILED, U32
 from radix_index.table import DictTable, FlatTable, Table
 
 Uses = npt.NDArray[np.int64]
@@ -33,7 +33,7 @@ class Recency:
 
     def __init__(self, *, compiled: bool = COMPILED is not None) -> None:
         self._table: Table = FlatTable() if compiled else DictTable()
-        self._uses: Uses = np.zeros(self._table.capacity, np.int64)  # by row: the clock, or _NEVER
+        self._uses = self._no_uses()
         self._generations: deque[_Generation] = deque()
         self._queued = 0  # rows in all generations
 
@@ -45,13 +45,7 @@ class Recency:
 
     def uses(self, blocks: HashArray) -> Uses:
         """Return when each block was last used; 0 for those that are not there."""
-        rows = self._table.find(blocks)
-        known = rows != NO_ROW
-        if known.all():
-            return self._uses[rows]
-        found = np.zeros(len(rows), np.int64)
-        found[known] = self._uses[rows[known]]
-        return found
+        return self._uses.take(self._table.find(blocks), mode="clip")  # which makes the last row of NO_ROW
 
     def touch(self, blocks: HashArray, clock: int) -> None:
         """The blocks are used now. ``clock`` must be later than all before."""
@@ -95,7 +89,7 @@ class Recency:
     def clear(self) -> None:
         """Forget everything."""
         self._table = type(self._table)()
-        self._uses = np.zeros(self._table.capacity, np.int64)
+        self._uses = self._no_uses()
         self._generations.clear()
         self._queued = 0
 
@@ -134,6 +128,10 @@ class Recency:
 
     def _make_room(self, count: int) -> None:
         self._table.make_room(count)
-        missing = self._table.capacity - len(self._uses)
+        missing = self._table.capacity + 1 - len(self._uses)
         if missing:
             self._uses = np.concatenate([self._uses, np.zeros(missing, np.int64)])
+
+    def _no_uses(self) -> Uses:
+        """Return the column of clocks, or _NEVER, by row; and one row more, in which nothing ever is."""
+        return np.zeros(self._table.capacity + 1, np.int64)
