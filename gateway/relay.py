@@ -195,7 +195,7 @@ class _Course:
     ) -> None:
         self._reader, self._on_output, self._on_done, self._through = reader, on_output, on_done, through
         self._cutter, self._pairs = EventCutter(options.event_cap_bytes), PairJoiner()
-        self._mould = Mould()  # of the last read, where that was one event with one text more, shown as it came
+        self._mould = Mould()  # of the last read, where that was one event with one text more
         self.may_call, self.has_output_come = reader.seen.may_call, False
         self.is_over = self._is_over()  # the last event was seen, or the engine gave up: nothing behind that counts
         self.has_stopped = False  # nothing more comes
@@ -209,10 +209,10 @@ class _Course:
 
     def take(self, data: bytes) -> bytes:
         """Return what a client gets of a read; ``b""`` is the end. Raises ``EventTooLong``."""
-        if (text := self._mould.text_of(data)) is not None:  # nothing of the last read is left in cutter or joiner
-            self._reader.seen.more(text)
+        if (like := self._mould.take(data)) is not None:  # nothing of the last read is left in cutter or joiner
+            self._reader.seen.more(like[0])
             self._on_output()
-            return data
+            return like[1]
         self._mould.forget()
         self.has_stopped = not data
         events: Sequence[bytes] = self._pairs.join(self._cutter.feed(data) if data else _last(self._cutter.rest()))
@@ -231,8 +231,8 @@ class _Course:
         self.is_over = self._is_over()
         if reader.has_ended():
             self._on_done()
-        elif has_output and seen.texts == texts + 1 and shown[0] is data and self._through is None:
-            self._mould.learn(data, seen.last_text)
+        elif has_output and seen.is_all and seen.texts == texts + 1 and events[0] is data and self._through is None:
+            self._mould.learn(data, shown[0], seen.last_text)
         return shown[0] if len(shown) == 1 else b"".join(shown)
 
     def shown(self) -> None:

@@ -60,6 +60,7 @@ class Seen:
     stop_text: str | None = None  # the words at which the model was to stop; it said them, and they are not shown
     service_tier: str | None = None  # the one that a vendor says it was answered in, and bills by
     response_id: str | None = None  # by which a later request may continue this answer
+    is_all: bool = True  # that the reader remembers: an event like the last one but for its text needs no reader
     texts: int = 0  # that were remembered, of text, reasoning and arguments: each one a string of the answer's JSON
     _grew: list[str] = field(default_factory=list)  # where the last of them is
     _ended: dict[int, bool] = field(default_factory=dict)  # whether a choice that began has said how it ended

@@ -60,7 +60,7 @@ class TranslatedReader:
         self._adapter, self._writer = adapter, writer
         self._blocks = AnswerBlocks()
         self._has_begun = False
-        self.seen = Seen()
+        self.seen = Seen(is_all=False)
 
     def has_ended(self) -> bool:
         """Tell whether the client got the end."""

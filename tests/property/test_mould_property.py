@@ -125,19 +125,28 @@ def test_what_stands_between_engine_and_reader_sees_every_event() -> None:
 
 
 def test_an_event_like_the_last_one_is_not_parsed() -> None:
-    mould = Mould()
-    mould.learn(_CHAT % b"one", "one")
-    assert mould.text_of(_CHAT % b"two") == "two"
-    assert mould.text_of(_CHAT % b'\\"\\u00e9\\n') == '"é\n'
+    mould, shown = Mould(), _CHAT.replace(b'"m"', b'"another"')
+    mould.learn(_CHAT % b"one", shown % b"one", "one")
+    assert mould.take(_CHAT % b"two") == ("two", shown % b"two")
+    assert mould.take(_CHAT % b'\\"\\u00e9\\n') == ('"é\n', shown % b'\\"\\u00e9\\n')
     for other in (b"", b'"', b'","content":"', b"\n", b"\xff", b"\\", b"\\ud83d"):
-        assert mould.text_of(_CHAT % other) is None
-    assert mould.text_of((_CHAT % b"two").replace(b'"i"', b'"j"')) is None
+        assert mould.take(_CHAT % other) is None
+    assert mould.take((_CHAT % b"two").replace(b'"i"', b'"j"')) is None
     mould.forget()
-    assert mould.text_of(_CHAT % b"two") is None
+    assert mould.take(_CHAT % b"two") is None
 
 
 def test_a_place_that_is_not_certain_is_not_learned() -> None:
     for event, text in ((_CHAT % b"i", "i"), (_CHAT % b"content", "content"), (_CHAT % b"\\u0061", "a"), (_CHAT, "")):
         mould = Mould()
-        mould.learn(event, text)
-        assert mould.text_of(event.replace(b"%s", b"x")) is None
+        mould.learn(event, event, text)
+        assert mould.take(event.replace(b"%s", b"x")) is None
+    for shown in (
+        b"",
+        b"a",
+        (_CHAT % b"one").replace(b'"m"', b'"one"'),
+        (_CHAT % b"one").replace(b'"m"', b'"\\u0061"'),
+    ):
+        mould = Mould()
+        mould.learn(_CHAT % b"one", shown, "one")
+        assert mould.take(_CHAT % b"two") is None
