@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-from collections.abc import Awaitable, Callable, Mapping
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 import msgspec
 
@@ -56,6 +56,7 @@ from tracing.runs import RunEvidence, RunLinker
 
 _log = logging.getLogger(__name__)
 _RUN_ID_CHARS = 128
+_IDS_AT_ONCE = 256
 _CLIENT_CLOSED = 499  # nothing was answered, since nobody was there any more; nginx's number for it
 
 
@@ -116,12 +117,12 @@ class Pipeline:
         self._dispatcher, self._attempter, self._recorder, self._flights = dispatcher, attempter, recorder, flights
         self._failover, self._replies, self._spending, self._compared = failover, replies, spending, compared
         self._gate, self._ends = gate, ends
-        self._reader, self._unrepaired = BodyReader(), Unrepaired()
+        self._reader, self._unrepaired, self._request_ids = BodyReader(), Unrepaired(), _request_ids()
 
     async def handle(self, arrival: Arrival, reply: Reply) -> None:
         """Answer one request. Raises only ``CancelledError``, when the client left."""
         draft = Draft(
-            request_id=f"req-{secrets.token_hex(12)}",
+            request_id=next(self._request_ids),
             protocol=arrival.protocol,
             traceparent=traceparent_of(arrival.headers),
             exports_spans=self._recorder.exports_spans,
@@ -291,3 +292,11 @@ def _watched(draft: Draft, usage: Usage) -> Usage:
     if draft.begun_hits is None or draft.own_hits is None or usage.source is not UsageSource.ENGINE:
         return usage
     return with_hits_of(UsageReading(usage, ()), UsageReading(draft.own_hits, ())).usage
+
+
+def _request_ids() -> Iterator[str]:
+    """Yield names for requests that nobody can guess, of one process alone. Each draw is a system call, during which
+    other threads take the interpreter: so it is for many."""
+    while True:
+        drawn = os.urandom(12 * _IDS_AT_ONCE).hex()
+        yield from (f"req-{drawn[at : at + 24]}" for at in range(0, len(drawn), 24))
