@@ -99,7 +99,7 @@ def _billed(record: RequestRecord) -> RequestRecord:
     names = [*marks, *(abs(hash_of(word)) for word in own)][: record.usage.prompt_tokens // STRIDE]
     bill = charge(record.usage, BOOK, record.served_model, record.stamps.arrived_ns, team=record.identity.team)
     hashes = b"".join(name.to_bytes(8, "little") for name in names)
-    return replace(record, charge=bill, prefix=PrefixMarks(STRIDE, hashes))
+    return msgspec.structs.replace(record, charge=bill, prefix=PrefixMarks(STRIDE, hashes))
 
 
 def hash_of(word: str) -> int:
@@ -258,7 +258,7 @@ def in_flight(run: Sequence[RequestRecord], now_ns: int) -> Request:
     decision = last.decision
     if decision is not None:
         chosen = tuple(msgspec.structs.replace(each, hit_tokens=(800, 0, 0, 0)) for each in decision.candidates)
-        decision = replace(decision, candidates=chosen)
+        decision = msgspec.structs.replace(decision, candidates=chosen)
     return Request(
         "req-now", last.model, last.identity, now_ns - 2 * 10**9, link, decision, dict(last.labels), 1_600,
         "engine-a", now_ns - 2 * 10**9, now_ns - 2 * 10**9, now_ns - 10**9, now_ns,
