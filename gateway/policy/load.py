@@ -18,6 +18,9 @@ _LEAST_LEARNED_OUTPUT = 9
 _OVERDUE = 0.1
 """A prompt that takes longer than expected is expected to take this share of its time so far in addition."""
 
+_WAITED = 2.0
+"""A prompt that took so many times as long as expected waited for something else: for memory."""
+
 _LOST_AFTER_S = 2.0
 _LATELY_S = 60.0
 _BALANCE_S = 600.0
@@ -32,7 +35,7 @@ class Load:
 
     __slots__ = ("_context_s", "_free_s", "_prompt_s", "_seen_s", "_waiting", "busy_share", "context_tokens", "costs",
                  "decoding", "fetching", "held_output", "held_tokens", "lately_s", "link_free_s", "on_idle", "pace",
-                 "queued_s", "queued_tokens", "running", "slowness")  # fmt: skip
+                 "queued_s", "queued_tokens", "running", "slowness", "waited_s")  # fmt: skip
 
     def __init__(self, costs: EngineCosts, on_idle: Callable[[], None] | None = None) -> None:
         self.costs, self.on_idle = costs, on_idle
@@ -49,6 +52,7 @@ class Load:
         self.link_free_s = -math.inf  # when the fetches that were begun will be over
         self.lately_s = 0.0  # what the prompts routed here took, the longer ago the less
         self.busy_share = 0.0  # of the time lately, in which prompts were computed
+        self.waited_s = -math.inf  # when last a prompt was done that had waited for more than prompts
         self._waiting: dict[Reservation, None] = {}
         self._free_s = -math.inf  # when the last prompt was done
         self._context_s = self._prompt_s = 0.0  # integrals over time: context decoding, and prompts under way
@@ -87,6 +91,15 @@ class Load:
             if other is not head and other.ready_s <= now_s + left:
                 left += other.prompt_s
         return left
+
+    def is_short_of_memory(self, now_s: float, lasting_s: float) -> bool:
+        """Tell whether somebody waits for longer than prompts explain, or did ``lasting_s`` ago at most. O(waiting)."""
+        if now_s - self.waited_s < lasting_s:
+            return True
+        if not self._waiting:
+            return False
+        head = self._head()
+        return head._fetch is None and now_s - max(head.ready_s, self._free_s) > head.prompt_s
 
     def turn(self, now_s: float, backlog_s: float, ready_s: float, prompt_s: float) -> tuple[float, float]:
         """Return when a prompt begins that comes now and has its pages in ``ready_s``, seconds from now, and how long
@@ -211,6 +224,8 @@ class Reservation:
         if not was_head:
             return
         if self._fetch is None:
+            if now_s - began_s > _WAITED * self.prompt_s:
+                load.waited_s = now_s
             if self.new_tokens >= _LEAST_LEARNED_TOKENS:
                 context = self.prompt_tokens - self.new_tokens
                 load.took(self.new_tokens, context, self._beside, now_s - began_s)

@@ -6,6 +6,7 @@
                                        + its prompt
   + those who came and still fetch     they wait for its prompt where it has its pages before they have theirs
   + those who come while it is served  steps that are due there a second x its prompt x (queue + half its prompt)
+  + those who wait for memory there    steps that are due there in an answer's time x what its prompt adds to that time
   + its own steps after this one       how many x steps that are due there a second x half the mean square of a prompt
   + what it pushes out of memory       its new tokens x the odds that they would have come back x what they'd take then:
                                        computed again, or fetched from the next slower tier
@@ -134,8 +135,13 @@ def prices(
             of_costs, read_s = load.costs, load.costs.read_s
             overhead_s, token_s, grown_s, beside_s = load.costs.prompts.weights
         wait_s = backlog_s = load.backlog_s(now_s) if load.queued_s else 0.0
-        if capacity is not None and load.held_tokens + prompt + output > capacity:
-            wait_s += _memory_wait_s(load, prompt + output, capacity)
+        stay_s = 0.0  # what a second in which a prompt is computed costs each who comes and waits for memory
+        if capacity is not None and load.running and load.held_tokens + prompt + output > capacity:
+            answer_s = _answer_s(load)
+            memory_s = answer_s * min((load.held_tokens + prompt + output - capacity) / load.held_tokens, 1.0)
+            wait_s += memory_s
+            if memory_s > backlog_s and load.is_short_of_memory(now_s, answer_s):
+                stay_s = load.costs.stall_share * answer_s
         context = hits[0] + offer.pending_tokens
         new, fetch = prompt - context, None
         # ``load.prompt_s(new, context)``, which is half of this loop where it is called
@@ -150,7 +156,7 @@ def prices(
             begins_s, cost_s = load.turn(now_s, backlog_s, ttft_s - work_s, work_s)
             ttft_s = begins_s + work_s
         rate = fleet_rate + own_share * due
-        cost_s += ttft_s + work_s * rate * (backlog_s + 0.5 * work_s) + further * due
+        cost_s += ttft_s + work_s * rate * (backlog_s + 0.5 * work_s + stay_s) + further * due
         if push[0]:
             pushed_s = (prompt - context + output) * push[0]
             if hits[1] or hits[2] or hits[3]:
@@ -199,10 +205,7 @@ def _fetched(
     return best
 
 
-def _memory_wait_s(load: Load, needed: float, capacity: float) -> float:
-    """Return the time until enough of what runs there has ended, were it all to end evenly over an answer's time."""
-    if not load.running:
-        return 0.0
-    mean_output = max(load.held_output / load.running, 1.0)
-    share = min((load.held_tokens + needed - capacity) / load.held_tokens, 1.0)
-    return share * mean_output * load.costs.step_s(load.context_tokens)
+def _answer_s(load: Load) -> float:
+    """Return how long the answers that run there take on average. Memory that they fill is free again after a share of
+    it, were they all to end evenly over that time; what is cached and idle nobody waits for."""
+    return max(load.held_output / load.running, 1.0) * load.costs.step_s(load.context_tokens)

@@ -143,6 +143,24 @@ def test_a_full_device_is_waited_for() -> None:
     assert _chosen(full, _view("other", queued=100)) == "other"
 
 
+@pytest.mark.parametrize("waited", [False, True])
+def test_a_prompt_costs_those_who_wait_for_memory_where_somebody_is_seen_to(waited: bool) -> None:
+    """That running answers seem to fill a device is not enough: what they have in common is counted for each."""
+    view = _view("full", around=Surroundings(due_rate=0.1, capacity_tokens=10_000))
+    costs = view.load.costs
+    for _ in range(50):  # decoding beside prompts stands still
+        costs.learn_step(0.0, 0.0, 0.02)
+        costs.learn_step(0.0, 1.0, 0.2)
+    came_s = -60.0 if waited else -4.0
+    view.load.reserve(8000, 4000, came_s, output_tokens=1000).answered(0.0)
+    price = _decided(view).candidates[0]
+    assert price.cost_ns is not None
+    work_s = costs.prompt_s(4000, 0, view.load.context_tokens)
+    others_s = 0.1 * work_s * costs.stall_share * 1000 * costs.step_s(view.load.context_tokens)
+    assert others_s > 1
+    assert ((price.cost_ns - price.expected_ttft_ns) / 1e9 > others_s) == waited
+
+
 def test_idle_instances_share_decodes_though_one_of_them_is_warm() -> None:
     """A common system prompt that is soon computed does not gather all sessions in one place."""
     warm = _view("warm", (500, 0, 0, 0))
