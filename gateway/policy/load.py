@@ -23,7 +23,9 @@ _WAITED = 2.0
 
 _LOST_AFTER_S = 2.0
 _LATELY_S = 60.0
-_BALANCE_S = 600.0
+_BALANCE_S = 3600.0
+"""Some prompts take what an instance computes in ten minutes: over so little, evenness is who had the last."""
+
 _PACE_WEIGHT, _KIND_WEIGHT, _SAME_PACE, _PACES = 0.05, 0.01, 0.2, (0.1, 10.0)
 """An instance counts as fast as others of its kind until it is off by so much: noise makes no favourites."""
 

@@ -12,7 +12,7 @@
                                        computed again, or fetched from the next slower tier
   + decoding                           its output's steps are lengthened by the contexts there, and theirs by its own;
                                        so are those of its own steps after this one
-  + a little where much was done       a tenth of its first token's time x what was computed there lately / the mean
+  + a little where much was done       0.3 of its first token's time x what was computed there lately / the mean
 
 The first is what the request itself waits; the rest is what others will, and all of it follows from what binds there
 at this moment: an idle instance has nobody who would come, an unfilled cache nothing that is pushed out.
@@ -44,7 +44,7 @@ class Weights:
     reuse: float = 1.0
     decode: float = 0.2  # for each step that is made where this one goes
     idle: float = 4.0
-    balance: float = 0.1
+    balance: float = 0.3
 
 
 WEIGHTS = Weights()

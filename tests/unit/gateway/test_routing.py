@@ -131,6 +131,16 @@ def test_of_equals_the_one_is_taken_that_did_less_lately() -> None:
     assert _chosen(warm, rested) == "busy", "it weighs little"
 
 
+def test_what_was_done_half_an_hour_ago_is_not_forgotten() -> None:
+    busy, rested = _view("busy"), _view("rested")
+    for view, tokens, at_s in ((busy, 50_000, -1800.0), (rested, 5000, -60.0)):
+        reservation = view.load.reserve(tokens, tokens, at_s)
+        reservation.answered(at_s + tokens / 1000)
+        reservation.release(at_s + tokens / 1000)
+        view.load.busy_at(0.0)
+    assert {_chosen(busy, rested), _chosen(rested, busy)} == {"rested"}
+
+
 def test_a_large_prompt_keeps_away_from_where_steps_are_due() -> None:
     views = _view("lively", around=Surroundings(due_rate=1.0)), _view("quiet", queued=100)
     assert _chosen(*views, prompt=20_000) == "quiet"
