@@ -12,7 +12,8 @@
                                        computed again, or fetched from the next slower tier
   + decoding                           its output's steps are lengthened by the contexts there, and theirs by its own;
                                        so are those of its own steps after this one
-  + a little where much was done       0.3 of its first token's time x what was computed there lately / the mean
+  + a little where much was done       a tenth of its first token's time x what was computed there lately / the mean,
+                                       and as much again for each of two of its steps after this one
 
 The first is what the request itself waits; the rest is what others will, and all of it follows from what binds there
 at this moment: an idle instance has nobody who would come, an unfilled cache nothing that is pushed out.
@@ -30,7 +31,7 @@ from gateway.policy.costs import Fetch
 from gateway.policy.load import Load
 
 _LEAST_PULL_TOKENS = 1024
-_MOST_FURTHER_STEPS = 10.0
+_MOST_FURTHER_STEPS, _MOST_EVENED = 10.0, 2.0
 _MOST_UNEVEN = 3.0
 
 
@@ -44,7 +45,7 @@ class Weights:
     reuse: float = 1.0
     decode: float = 0.2  # for each step that is made where this one goes
     idle: float = 4.0
-    balance: float = 0.3
+    balance: float = 0.1  # likewise, for the first three
 
 
 WEIGHTS = Weights()
@@ -116,12 +117,13 @@ def prices(
     lately_s = [offer.load.lately_s for offer in offers]
     mean_due = sum(due_rates) * per_offer
     idle_share = 1 - sum([offer.load.busy_share for offer in offers]) * per_offer
-    evenly = weights.balance * count / total_s if (total_s := sum(lately_s)) else 0.0
+    further_steps = min(asked.further_steps, _MOST_FURTHER_STEPS)
+    total_s = sum(lately_s)
+    evenly = weights.balance * (1 + min(further_steps, _MOST_EVENED)) * count / total_s if total_s else 0.0
     uneven_s = total_s * per_offer * _MOST_UNEVEN
     pullable = offers[source].hit_tokens[0] if source is not None else 0
     mean_running = sum([offer.load.running for offer in offers]) * per_offer
     decode_weight = weights.decode * idle_share**weights.idle / (1 + 0.5 * mean_running) * asked.output_tokens
-    further_steps = min(asked.further_steps, _MOST_FURTHER_STEPS)
     decode_weight *= 1 + further_steps
     prompt, output = asked.prompt_tokens, asked.output_tokens
     further = weights.further * further_steps * 0.5 * asked.mean_square_s

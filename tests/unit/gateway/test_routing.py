@@ -131,6 +131,18 @@ def test_of_equals_the_one_is_taken_that_did_less_lately() -> None:
     assert _chosen(warm, rested) == "busy", "it weighs little"
 
 
+def test_a_run_begins_where_less_was_done_and_does_not_move_for_it() -> None:
+    busy, rested = _view("busy", (800, 0, 0, 0)), _view("rested")
+    reservation = busy.load.reserve(20_000, 20_000, -60.0)
+    reservation.answered(-40.0)
+    reservation.release(-30.0)
+    for further_steps, instance in ((0.0, "busy"), (5.0, "rested")):
+        asked = Request(Asked(4000, further_steps=further_steps))
+        decision = decide((busy, rested), asked, ExpectedTtft(), random.Random(0), 0.0)
+        assert decision is not None
+        assert decision.instance == instance
+
+
 def test_what_was_done_half_an_hour_ago_is_not_forgotten() -> None:
     busy, rested = _view("busy"), _view("rested")
     for view, tokens, at_s in ((busy, 50_000, -1800.0), (rested, 5000, -60.0)):
