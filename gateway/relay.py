@@ -226,7 +226,7 @@ class _Course:
                 self.has_output_come = True
                 self._on_output()
             shown.append(piece)
-            if seen.error_body is not None:
+            if self._is_over():
                 break
         self.is_over = self._is_over()
         if reader.has_ended():

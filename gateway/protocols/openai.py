@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from billing.counts import UsageReading
-from engine_adapter.base import EngineAdapter
+from engine_adapter.base import EngineAdapter, whole_number
 from gateway.errors import BadRequest, NotHere
 from gateway.protocols.base import Answering, Ask, Sent, model_of, objects, salt_of, scan_body, stream_of
 from gateway.protocols.counting import reading_of
@@ -74,7 +74,7 @@ class OpenAICompletions(OpenAIShape):
             shows_ids=ask.form.values.get("return_output_ids_in_sglext") is True,
             model=renamed,
         )
-        reader.seen.may_call = ask.may_call
+        reader.seen.may_call, reader.seen.choices = ask.may_call, _choices(ask.form.values)
         return reader
 
     def failed_stream(self, error_body: bytes) -> bytes:
@@ -89,6 +89,13 @@ COMPLETIONS = OpenAICompletions("completions", "/v1/completions")
 def read_ask(body: bytes, endpoint: str) -> Ask:
     """Read a request of ``chat`` or ``completions``. Raises ``BadRequest``."""
     return (CHAT if endpoint == "chat" else COMPLETIONS).read(scan_body(body))
+
+
+def _choices(values: Mapping[str, object]) -> int:
+    """Return how many choices are asked for: so many for each prompt."""
+    prompt = values.get("prompt")
+    is_several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
+    return (whole_number(values.get("n")) or 1) * (len(prompt) if is_several and isinstance(prompt, list) else 1)
 
 
 def _prompt(value: object) -> str | Sequence[int] | None:

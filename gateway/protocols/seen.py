@@ -46,6 +46,7 @@ class Seen:
 
     usage: Mapping[str, object] | None = None
     extension: Mapping[str, object] | None = None
+    choices: int = 1  # that were asked for
     pieces: int = 0  # of a stream: events that brought output
     finish_reason: str | None = None
     is_done: bool = False
@@ -115,8 +116,9 @@ class Seen:
 
     @property
     def is_answered(self) -> bool:
-        """Whether every choice that began has said how it ended."""
-        return self.finish_reason is not None and all(self._ended.values())
+        """Whether every choice that was asked for, and any other that began, has said how it ended."""
+        has_all = len(self._ended) >= self.choices and all(self._ended.values())
+        return self.finish_reason is not None and has_all
 
     @property
     def text(self) -> str | None:

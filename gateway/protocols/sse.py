@@ -65,9 +65,11 @@ def data_of(event: bytes) -> bytes | None:
 
 
 def with_data(event: bytes, data: bytes) -> bytes:
-    """Return the event with other data on one line; its other lines and its line ends stay."""
-    lines = event.splitlines(keepends=True)
-    out, is_placed = [], False
+    """Return the event with other data, a JSON text or a mark, on one line; its other lines and its line ends stay."""
+    mark = _BYTE_ORDER_MARK if event.startswith(_BYTE_ORDER_MARK) else b""
+    data = b" ".join(data.splitlines())  # which only the space between values can have in JSON
+    lines = event[len(mark) :].splitlines(keepends=True)
+    out, is_placed = [mark], False
     for line in lines:
         if not line.startswith(b"data:"):
             out.append(line)

@@ -9,8 +9,10 @@ import pytest
 from engine_adapter.base import Merge
 from engine_adapter.sglang import Sglang
 from gateway.errors import BadRequest, NoInstance
-from gateway.protocols.openai import AnswerReader, read_ask
+from gateway.protocols.base import Answering
+from gateway.protocols.openai import COMPLETIONS, AnswerReader, read_ask
 from gateway.protocols.openai_errors import engine_error_body, error_body
+from gateway.protocols.sse import data_of
 from tests.scripted_engine import answer
 
 
@@ -96,3 +98,32 @@ def test_what_does_not_validate_is_told_with_its_places() -> None:
     detail = [{"loc": ["body", "messages"], "msg": "Field required"}, {"loc": ["body", "n", 0], "msg": "too many"}]
     error = json.loads(engine_error_body(422, json.dumps({"detail": detail}).encode()))["error"]
     assert error["message"] == "body.messages: Field required; body.n.0: too many"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b'data: {"model":"own",\ndata: "choices":[]}\n\n',
+        b'\xef\xbb\xbfdata: {"model":"own","choices":[]}\n\n',
+        b'id: 1\r\ndata: {\r\ndata: "model": "own",\r\ndata: "choices": []\r\ndata: }\r\n\r\n',
+    ],
+)
+def test_an_event_is_edited_wherever_its_lines_end(sent: bytes) -> None:
+    shown, _ = AnswerReader(Sglang(), shows_usage=True, shows_detail=False, model="shown").event(sent)
+    told = data_of(shown)
+    assert told is not None
+    assert json.loads(told) == {"model": "shown", "choices": []}
+    strict = [line for line in shown.removeprefix(b"\xef\xbb\xbf").splitlines() if line]
+    assert all(line.partition(b":")[0] in (b"data", b"id") for line in strict)
+    assert shown.startswith(sent[:3])
+
+
+@pytest.mark.parametrize(
+    ("asked", "choices"),
+    [({}, 1), ({"n": 2}, 2), ({"n": None}, 1), ({"n": "x"}, 1), ({"n": 2, "prompt": ["a", "b", "c"]}, 6),
+     ({"prompt": [1, 2]}, 1), ({"prompt": [[1], [2]]}, 2), ({"prompt": []}, 1)],
+)  # fmt: skip
+def test_how_many_choices_are_asked_for(asked: dict[str, object], choices: int) -> None:
+    ask = read_ask(json.dumps({"model": "m", **asked}).encode(), "completions")
+    answering = Answering("r", model="m", served_model="m")
+    assert COMPLETIONS.reader(ask, Sglang(), answering, is_native=True).seen.choices == choices

@@ -115,12 +115,14 @@ async def _relayed(
     end: str = "clean",
     *,
     asks: bool = False,
+    choices: int = 1,
     options: RelayOptions | None = None,
     comes_while_waiting: bool = False,
     keeps_up: bool = False,
 ) -> tuple[FakeReply, AnswerReader, GatewayError | None, list[str]]:
     reply, calls = FakeReply(keeps_up=keeps_up), list[str]()
     reader = AnswerReader(Sglang(), shows_usage=asks, shows_detail=asks)
+    reader.seen.choices = choices
     options = options or RelayOptions()
     writer = StreamWriter(reply, options)
     await writer.start({})
@@ -231,6 +233,25 @@ def test_an_end_behind_the_first_of_two_choices_is_none(end: str) -> None:
     assert error.code == "stream_truncated"
     assert calls == ["output", "output"]
     assert _chunks(reply.data)[-1]["error"]
+
+
+@pytest.mark.parametrize("end", ["clean", "break"])
+def test_an_end_before_the_second_of_two_choices_began_is_none(end: str) -> None:
+    first = [event(chunk({"content": "a"})), event(chunk({}, finish="stop"))]
+    reply, _, error, _ = _relay(first, end, choices=2)
+    assert error is not None
+    assert error.code == "stream_truncated"
+    assert _chunks(reply.data)[-1]["error"]
+    assert _relay([*first, DONE], choices=2)[2] is None, "an engine may make fewer, and says that it is done"
+
+
+def test_nothing_goes_out_behind_the_end() -> None:
+    late = event(chunk({"content": "late"}))
+    for reads in ([*stream(["a"]), late], [b"".join([*stream(["a"]), late])]):
+        reply, reader, error, _ = _relay(reads)
+        assert error is None
+        assert reply.data.endswith(DONE)
+        assert reader.seen.text == "a"
 
 
 def test_half_an_event_is_not_shown_though_it_ends_with_a_brace() -> None:
