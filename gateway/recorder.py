@@ -168,10 +168,12 @@ class Recorder:
 
 def _usage_of(draft: Draft) -> tuple[Usage, tuple[str, ...]]:
     reading = draft.reader.usage() if draft.reader is not None else None
-    if reading is None:
-        reading = UsageReading(draft.recovered_usage(), ())
-        if reading.usage.source is not UsageSource.RECOVERED or draft.begun_hits is None:
-            return reading.usage, ()
+    if reading is None or reading.usage.source is UsageSource.MISSING:
+        problems, recovered = () if reading is None else reading.problems, draft.recovered_usage()
+        if reading is None or recovered.source is UsageSource.RECOVERED:
+            reading = UsageReading(recovered, problems)
+        if recovered.source is not UsageSource.RECOVERED or draft.begun_hits is None:
+            return reading.usage, tuple(str(problem) for problem in problems)
     usage = reading.usage
     if draft.begun_hits is not None:
         reading = with_hits_of(reading, UsageReading(draft.begun_hits, ()))

@@ -217,3 +217,19 @@ async def test_of_an_answer_that_was_cut_short_its_texts_tokens_are_billed(
     assert record.usage.source is UsageSource.RECOVERED
     assert record.usage.output_tokens == max(len(pieces), len(encoder.tokenizer.encode("".join(pieces)).ids))
     assert record.usage.prompt_tokens == len(encoder.encode_chat(ASKED))
+
+
+@pytest.mark.parametrize("count", [-1, 3.5, 1e25, "ten"])
+async def test_of_an_answer_whose_counts_cannot_be_read_its_texts_tokens_are_billed(
+    engine: Engine, client: Client, encoder: PromptEncoder, count: object
+) -> None:
+    said = {**usage_chunk(10, 2), "usage": {"prompt_tokens": 10, "completion_tokens": count}}
+    events = [event(chunk({"content": "one word and another"})), event(chunk({}, finish="stop")), event(said), DONE]
+    engine.script_for = lambda asked: Script(events=events)
+    async with client.chat(messages=ASKED, stream=True) as response:
+        await response.read()
+    (record,) = await client.records(1)
+    assert record.usage.source is UsageSource.RECOVERED
+    assert record.usage.output_tokens == len(encoder.tokenizer.encode("one word and another").ids)
+    assert record.usage.prompt_tokens == len(encoder.encode_chat(ASKED))
+    assert record.usage_problems
