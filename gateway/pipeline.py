@@ -42,6 +42,7 @@ from gateway.models import ModelDirectory
 from gateway.priority import priority_of
 from gateway.prompts import Prompt, PromptBook
 from gateway.protocols.base import Ask, EndpointProtocol, model_of, refuse_handover
+from gateway.protocols.counting import is_counted
 from gateway.reading import BodyReader, Reading, Scanned
 from gateway.recorder import Recorder
 from gateway.relay import ClientGone, Reply
@@ -269,7 +270,7 @@ class Pipeline:
         if draft.unrepaired is not None and draft.decision is not None:
             draft.unrepaired_hits = self._unrepaired.hits(draft.decision.instance, None, draft.unrepaired)
         reader, model = draft.reader, draft.served_model or draft.model
-        if reader is not None and reader.seen.pieces and not _is_counted(reader.usage()):
+        if reader is not None and reader.seen.pieces and not is_counted(reader.usage()):
             draft.text_tokens = self._prompts.tokens_of(model, reader.seen.said())
         record = self._recorder.close(draft)
         if draft.watch is not None:
@@ -285,10 +286,6 @@ class Pipeline:
             if draft.ends_run and draft.outcome is Outcome.OK:
                 self._ends.end(run, Why.TOLD)
             self._ends.over(run, (attempt.instance for attempt in draft.attempts))
-
-
-def _is_counted(reading: UsageReading | None) -> bool:
-    return reading is not None and reading.usage.source is not UsageSource.MISSING
 
 
 def _watched(draft: Draft, usage: Usage) -> Usage:

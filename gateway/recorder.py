@@ -19,6 +19,7 @@ from billing.usage import with_hits_of, with_inferred_tiers
 from gateway.draft import Draft, Settled
 from gateway.errors import LedgerFull
 from gateway.protocols.base import AnswerReader, Ask
+from gateway.protocols.counting import is_counted
 from tracing.errors import UnstorableRecord
 from tracing.export import SpanExport
 from tracing.metrics import Metrics
@@ -168,7 +169,7 @@ class Recorder:
 
 def _usage_of(draft: Draft) -> tuple[Usage, tuple[str, ...]]:
     reading = draft.reader.usage() if draft.reader is not None else None
-    if reading is None or reading.usage.source is UsageSource.MISSING:
+    if reading is None or not is_counted(reading):
         problems, recovered = () if reading is None else reading.problems, draft.recovered_usage()
         if reading is None or recovered.source is UsageSource.RECOVERED:
             reading = UsageReading(recovered, problems)

@@ -226,9 +226,9 @@ class _Course:
                 self.has_output_come = True
                 self._on_output()
             shown.append(piece)
-            if self._is_over():
+            self.is_over = self._is_over()
+            if self.is_over:
                 break
-        self.is_over = self._is_over()
         if reader.has_ended():
             self._on_done()
         elif has_output and seen.is_all and seen.texts == texts + 1 and events[0] is data and self._through is None:

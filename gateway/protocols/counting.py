@@ -19,6 +19,11 @@ def reading_of(adapter: EngineAdapter, usage: Json | None, extension: Json | Non
     return openai_usage(usage, extension, silence_is_zero=adapter.capabilities.cached_detail)
 
 
+def is_counted(reading: UsageReading | None) -> bool:
+    """Tell whether there is a reading that can be billed."""
+    return reading is not None and reading.usage.source is not UsageSource.MISSING
+
+
 def engine_usage(adapter: EngineAdapter, usage: Json | None, extension: Json | None) -> Usage | None:
     """Return the counts alone; ``None`` also where they cannot be the engine's."""
     reading = reading_of(adapter, usage, extension)

@@ -94,8 +94,8 @@ def read_ask(body: bytes, endpoint: str) -> Ask:
 def _choices(values: Mapping[str, object]) -> int:
     """Return how many choices are asked for: so many for each prompt."""
     prompt = values.get("prompt")
-    is_several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
-    return (whole_number(values.get("n")) or 1) * (len(prompt) if is_several and isinstance(prompt, list) else 1)
+    prompts = len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else 1
+    return prompts * (whole_number(values.get("n")) or 1)
 
 
 def _prompt(value: object) -> str | Sequence[int] | None:
