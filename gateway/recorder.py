@@ -79,7 +79,8 @@ class Recorder:
         self._metrics.observe(record)
         if self._spans is not None:
             self._spans.export(record, None if draft.ask is None else partial(_said, draft.ask, draft.reader))
-        _access.info("%s", access_line(record))
+        if _access.isEnabledFor(logging.INFO):
+            _access.info("%s", access_line(record))
         return record
 
     def settled(self, draft: Draft) -> Settled:

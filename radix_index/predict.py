@@ -165,13 +165,9 @@ class PredictedResidency:
             return
         expectation.is_computed = True
         hashes = _as_array(expectation.hashes)
-        uses = self._used.uses(hashes)
-        oldest = uses.argmin() if len(uses) else 0  # the first that is gone, if one is: no clock is less than 0
-        expectation.uses = uses[:oldest] if len(uses) and not uses[oldest] else uses
         if expectation.tail_blocks:
             self._tails.pop(int(hashes[expectation.blocks - 1]), None)  # its blocks have names from now on
-        told = min(expectation.blocks, len(expectation.uses))  # the index had these when it was asked, and they stay
-        self._touch(hashes, told)
+        expectation.uses = self._touch(hashes, expectation.blocks)
 
     def answered(
         self,
@@ -227,16 +223,20 @@ class PredictedResidency:
         assert all(block in self._used for block in self._tails)
         self._used.check()
 
-    def _touch(self, hashes: HashArray, told: int) -> None:
+    def _touch(self, hashes: HashArray, told: int) -> Uses:
         """The blocks are used now, the last one first, so that suffixes are older than their prefixes.
 
-        The index has the first ``told`` of them.
+        The index had the first ``told`` of them when it was asked, and those stay that are resident. Returns when each
+        of the leading resident ones was used before.
         """
         self._clock += 1
-        self._used.touch(hashes, self._clock)
-        if told < len(hashes):
-            self.index.stored(self.instance, Tier.DEVICE, hashes[told:])
+        uses = self._used.touch(hashes, self._clock)
+        oldest = uses.argmin() if len(uses) else 0  # the first that is gone, if one is: no clock is less than 0
+        known = uses[:oldest] if len(uses) and not uses[oldest] else uses
+        if len(new := hashes[min(told, len(known)) :]):
+            self.index.stored(self.instance, Tier.DEVICE, new)
         self._trim()
+        return known
 
     def _trim(self) -> None:
         self._forget(len(self._used) - self.capacity_blocks)

@@ -47,15 +47,17 @@ class Recency:
         """Return when each block was last used; 0 for those that are not there."""
         return self._uses.take(self._table.find(blocks), mode="clip")  # which makes the last row of NO_ROW
 
-    def touch(self, blocks: HashArray, clock: int) -> None:
-        """The blocks are used now. ``clock`` must be later than all before."""
+    def touch(self, blocks: HashArray, clock: int) -> Uses:
+        """The blocks are used now; return what ``uses`` would have said. ``clock`` must be later than all before."""
         self._make_room(len(blocks))
         rows = self._table.upsert(blocks)
-        self._uses[rows] = clock
+        before = self._uses.take(rows, mode="clip")
+        self._uses[rows.astype(np.intp)] = clock
         self._generations.append(_Generation(clock, rows[::-1]))
         self._queued += len(rows)
         if self._queued > 4 * len(self._table) + _SPARE_ROWS:
             self._pass_over()
+        return before
 
     def pop_oldest(self, count: int) -> HashArray:
         """Take out so many blocks, those whose last use is longest ago; return them."""
@@ -105,11 +107,13 @@ class Recency:
 
     def _live(self, generation: _Generation) -> U32:
         """Return the rows that were not used since, each once."""
-        rows: U32 = generation.rows[self._uses[generation.rows] == generation.clock]
-        if len(rows) > 1:
-            _, first = np.unique(rows, return_index=True)
-            if len(first) < len(rows):
-                rows = rows[np.sort(first)]
+        rows: U32 = generation.rows[self._uses.take(generation.rows, mode="clip") == generation.clock]
+        if len(rows) > 1:  # their uses are known, so that their column can hold for a moment where each comes first
+            at, places = rows.astype(np.intp), np.arange(len(rows))
+            self._uses[at[::-1]] = places[::-1]  # of a row that comes twice the last assignment stays
+            is_first = self._uses[at] == places
+            self._uses[at] = generation.clock
+            rows = rows[is_first]
         return rows
 
     def _erase(self, taken: list[U32]) -> HashArray:
