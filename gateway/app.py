@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 from billing.counters import LedgerCounters
 from billing.database import Place
 from billing.ledger import Ledger
+from engine_adapter.embedded.errors import WeightsError
 from engine_adapter.embedded.launch import EmbeddedProcess
 from engine_adapter.wire_client import WireClient
 from gateway import assembly
@@ -443,6 +444,9 @@ async def _load_tokenizers(instance: Instance, models: ModelDirectory, prompts: 
             folder = await asyncio.to_thread(assembly.tokenizer_folder, options.tokenizer, path)
         except ImportError as error:
             _log.warning("the tokenizer of %s needs the extra 'embedded': %s", model, error)
+            continue
+        except (WeightsError, OSError) as error:
+            _log.warning("no tokenizer for %s (%s): its requests are routed by their text", model, error)
             continue
         if folder is not None:
             await prompts.load(model, folder, options.template or settings.embedded.template)

@@ -20,6 +20,7 @@ from billing.prices import PriceBook
 from billing.shelf import PriceShelf, ShelvedBook
 from engine_adapter.base import OPENAI_ENDPOINTS, EngineAdapter, EventSource
 from engine_adapter.embedded.adapter import Embedded
+from engine_adapter.embedded.folders import ensure_default_model
 from engine_adapter.embedded.launch import LaunchSpec, free_port
 from engine_adapter.named import ADAPTERS
 from engine_adapter.vllm import ranked_sources
@@ -454,13 +455,12 @@ def receiver_options(settings: Settings) -> ReceiverOptions:
 def tokenizer_folder(option: str, model_path: str | None) -> Path | None:
     """Return the folder that a model's tokenizer is read from, ``None`` where there is none to read.
 
-    May take long for ``"default"``, which fetches the default model. Raises ``ImportError`` where that needs an extra.
+    May take long for ``"default"``: the default model is fetched where it is not. Raises ``ImportError`` where that
+    needs the extra 'embedded'.
     """
     if option == "none":
         return None
     if option == "default":
-        from engine_adapter.embedded.weights import ensure_default_model  # the extra 'embedded'
-
         return ensure_default_model()
     if option != "auto":
         return Path(option)

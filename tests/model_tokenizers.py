@@ -52,7 +52,7 @@ def cache_folder() -> Path:
 def tokenizer_folder(name: str) -> Path:
     """Return the folder of a tokenizer, fetching it where it is missing. Raises ``NotFetched`` with the reason."""
     if name == "smollm2":
-        from engine_adapter.embedded.weights import ensure_default_model
+        from engine_adapter.embedded.folders import ensure_default_model
 
         return ensure_default_model()
     if name == "mistral_v3":

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import aiohttp
 
+from engine_adapter.embedded.folders import ensure_default_model
 from engine_adapter.embedded.launch import EmbeddedProcess, LaunchSpec, free_port
-from engine_adapter.embedded.weights import ensure_default_model
 from tests.embedded_engines import READY_LIMIT_S, healthy
 from tests.samples.engines import make_tiny_model
 

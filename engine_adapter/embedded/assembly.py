@@ -14,17 +14,12 @@ import torch
 
 from engine_adapter.embedded.constraint import GrammarCompiler
 from engine_adapter.embedded.engine import Engine, EngineOptions
+from engine_adapter.embedded.folders import DEFAULT_MODEL, DEFAULT_MODEL_NAME, resolve_model
 from engine_adapter.embedded.metrics import EngineMetrics
 from engine_adapter.embedded.options import EngineConfig
 from engine_adapter.embedded.server import EngineServer, ServerFacts
 from engine_adapter.embedded.service import EngineService
-from engine_adapter.embedded.weights import (
-    DEFAULT_MODEL,
-    DEFAULT_MODEL_NAME,
-    load_model,
-    resolve_model,
-    weights_id,
-)
+from engine_adapter.embedded.weights import load_model, weights_id
 from engine_adapter.prompt import PromptEncoder
 from kvstore.announce import tier_events
 from kvstore.deadline import Allowance

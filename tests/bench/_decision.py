@@ -25,7 +25,7 @@ import uvloop
 
 import engine_adapter.prompt as prompt_module
 from engine_adapter.base import InstanceFacts
-from engine_adapter.embedded.weights import ensure_default_model
+from engine_adapter.embedded.folders import ensure_default_model
 from engine_adapter.http import UpstreamClient
 from engine_adapter.prompt import PromptEncoder
 from engine_adapter.sglang import Sglang

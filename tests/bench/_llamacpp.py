@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine_adapter.embedded.weights import default_gguf
+from engine_adapter.embedded.folders import default_gguf
 
 PYTHON_VARIABLE = "KEEPWARM_LLAMACPP_PYTHON"
 

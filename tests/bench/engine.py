@@ -28,8 +28,9 @@ import torch
 import transformers
 
 from engine_adapter.embedded.engine import Engine, Finished, GenerationEvent, GenerationRequest, SamplingParams, Token
+from engine_adapter.embedded.folders import resolve_model
 from engine_adapter.embedded.model import LlamaModel
-from engine_adapter.embedded.weights import load_model, resolve_model, weights_id
+from engine_adapter.embedded.weights import load_model, weights_id
 from kvstore.store import TieredStore
 from kvstore.tiers.device import DeviceTier
 from tests.bench._llamacpp import LlamaCpp, llama_cpp

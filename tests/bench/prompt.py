@@ -32,7 +32,7 @@ from typing import Any
 import engine_adapter.prompt as prompt_module
 from engine_adapter.answers import AnswerMemo, Answers, EchoState
 from engine_adapter.conversations import Anchors
-from engine_adapter.embedded.weights import ensure_default_model
+from engine_adapter.embedded.folders import ensure_default_model
 from engine_adapter.prompt import EncodedPrompt, PromptEncoder
 from gateway.beginnings import BodyMemo, words_of
 from gateway.prompt_job import Answerable, Quotations

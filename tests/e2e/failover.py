@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine_adapter.embedded.weights import ensure_default_model
+from engine_adapter.embedded.folders import ensure_default_model
 from gateway.protocols.sse import EventCutter, data_of
 from tests.e2e.core_time import measured
 from tests.gateways import Client, gateway_for

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from engine_adapter.embedded.weights import ensure_default_model
+from engine_adapter.embedded.folders import ensure_default_model
 from tests.e2e.failover import MODEL, Stream, spread
 from tests.gateways import gateway_for
 from tracing.record import AttemptRole, Outcome, RequestRecord

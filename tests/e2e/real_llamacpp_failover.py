@@ -17,7 +17,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from engine_adapter.embedded.weights import default_gguf
+from engine_adapter.embedded.folders import default_gguf
 from tests.e2e.failover import MODEL
 from tests.e2e.killed_engine import Pair, killed, options, show
 from tests.e2e.real_llamacpp_prediction import PYTHON_VARIABLE

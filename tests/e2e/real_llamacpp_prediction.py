@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from engine_adapter.embedded.weights import default_gguf, ensure_default_model
+from engine_adapter.embedded.folders import default_gguf, ensure_default_model
 from tests.gateways import Client, gateway_for
 
 PYTHON_VARIABLE = "KEEPWARM_LLAMACPP_PYTHON"

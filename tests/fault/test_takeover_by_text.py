@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from engine_adapter.embedded.weights import ensure_default_model
+from engine_adapter.embedded.folders import ensure_default_model
 from engine_adapter.prompt import PromptEncoder
 from tests.gateways import Client, gateway_for
 from tests.scripted_engine import DONE, Asked, Script, ScriptedEngine, chunk, event, stream, usage, usage_chunk

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from billing.ledger_read import LedgerReader
-from engine_adapter.embedded.weights import ensure_default_model
+from engine_adapter.embedded.folders import ensure_default_model
 from engine_adapter.prompt import PromptEncoder
 from gateway.commands import doctor
 from gateway.diagnosis.cards import BreakCard, diagnose

@@ -22,7 +22,7 @@ import pytest
 from billing.ledger_read import LedgerReader
 from billing.row import LedgerRow
 from engine_adapter.base import InstanceFacts
-from engine_adapter.embedded.weights import ensure_default_model
+from engine_adapter.embedded.folders import ensure_default_model
 from engine_adapter.prompt import PromptEncoder
 from gateway.diagnosis.cards import BreakCard, diagnose
 from tests.gateways import Client, gateway_for

@@ -16,8 +16,9 @@ import torch
 import transformers
 
 from engine_adapter.embedded.engine import Engine, EngineOptions
+from engine_adapter.embedded.folders import resolve_model
 from engine_adapter.embedded.model import LlamaModel
-from engine_adapter.embedded.weights import load_model, resolve_model, weights_id
+from engine_adapter.embedded.weights import load_model, weights_id
 from kvstore.page import PageLayout, Tier
 from kvstore.store import TieredStore
 from kvstore.tiers.base import PageTier

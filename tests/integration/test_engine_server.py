@@ -17,7 +17,7 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine_adapter.embedded.weights import ensure_default_model
+from engine_adapter.embedded.folders import ensure_default_model
 from engine_adapter.event_socket import EventSocket
 from engine_adapter.prompt import PromptEncoder
 from kvstore.block import content_hashes, event_hash

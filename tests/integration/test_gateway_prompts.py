@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.embedded.weights import ensure_default_model
+from engine_adapter.embedded.folders import ensure_default_model
 from engine_adapter.prompt import PromptEncoder
 from tests.gateways import Client, gateway_for
 from tests.scripted_engine import DONE, Asked, Script, ScriptedEngine, answer, chunk, event, usage, usage_chunk
@@ -233,3 +233,16 @@ async def test_of_an_answer_whose_counts_cannot_be_read_its_texts_tokens_are_bil
     assert record.usage.output_tokens == len(encoder.tokenizer.encode("one word and another").ids)
     assert record.usage.prompt_tokens == len(encoder.encode_chat(ASKED))
     assert record.usage_problems
+
+
+async def test_a_default_model_that_cannot_be_had_costs_exact_counts_and_no_request(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_the_way = tmp_path / "cache"
+    in_the_way.write_text("no folder can be made here")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(in_the_way))
+    models = [{"name": "m", "tokenizer": "default"}]
+    async with gateway_for([engine], tmp_path / "home", models=models) as client:
+        await ask(client, messages=ASKED)
+        (record,) = await client.records(1)
+        assert (record.outcome, record.gateway_prompt_tokens) == (Outcome.OK, None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from engine_adapter.embedded.weights import ensure_default_model
+from engine_adapter.embedded.folders import ensure_default_model
 from engine_adapter.prompt import PromptEncoder
 
 

