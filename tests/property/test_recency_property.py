@@ -33,7 +33,8 @@ def test_the_order_is_that_of_an_ordered_dictionary(compiled: bool, steps: list[
         if action == "touch":
             clock += 1
             blocks = list(dict.fromkeys(value))  # type: ignore[call-overload]  # a chain's hashes differ
-            recency.touch(np.array(blocks, np.uint64), clock)
+            before = recency.touch(np.array(blocks, np.uint64), clock)
+            assert before.tolist() == [model.get(block, 0) for block in blocks]
             for block in reversed(blocks):
                 model[block] = clock
                 model.move_to_end(block)
