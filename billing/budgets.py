@@ -118,9 +118,10 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The most that a request may come to, or what it came to. ``nano`` is ``None`` where there is no price."""
+    """The most that a request may come to, or what it came to. ``tokens`` is ``None`` where nobody counted them,
+    ``nano`` where there is no price."""
 
-    tokens: int
+    tokens: int | None
     nano: int | None
     currency: str
     calls: int = 1
@@ -298,7 +299,7 @@ class Budgets:
             log.error("budgets cannot be judged and act by their policies: %s", error)
 
     def settle_soon(self, ticket: Ticket, came_to: Estimate | None) -> None:
-        """Have ``run`` settle a request; ``None``: it never was one. Where the price is unknown the reservation stands:
+        """Have ``run`` settle a request; ``None``: it never was one. Where an amount is unknown the reservation stands:
         unknown is never 0."""
         if not ticket.holds:
             return

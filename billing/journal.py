@@ -38,8 +38,13 @@ class Segment:
         hidden = directory / f".{name}"
         self.path = directory / f"{name}{_SUFFIX}"
         self._fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        hidden.rename(self.path)  # only now can others see it, and it is locked
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            hidden.rename(self.path)  # only now can others see it, and it is locked
+        except OSError:
+            os.close(self._fd)
+            hidden.unlink(missing_ok=True)
+            raise
         self.size_bytes = 0
         self.serial = serial
 

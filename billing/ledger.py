@@ -135,7 +135,14 @@ class Ledger:
         with self._lock:
             spool = self._open_spool(if_lost.request_id)
             self._check_room(spool)
-            self._journal(spool.admit, if_lost.request_id, payload)
+            if not self._spills(spool):
+                self._journal(spool.admit, if_lost.request_id, payload)
+                return
+            try:
+                self._to_journal_alone(spool.admit, if_lost.request_id, payload)
+            except LedgerFullError:
+                spool.refused(if_lost.request_id)
+                raise
 
     def append(self, record: RequestRecord) -> None:
         """Accept the row of a request; when this returns, ``kill -9`` no longer loses it.
@@ -146,8 +153,9 @@ class Ledger:
         entry, payload = entry_of(row_values(record))
         with self._lock:
             spool = self._open_spool(record.request_id)
-            if spool.is_spilling or len(self._pending) + self._in_flight >= self._options.max_memory_rows:
-                self._spill(spool, record.request_id, payload)
+            if self._spills(spool):
+                self._check_room(spool)
+                self._to_journal_alone(spool.spill, record.request_id, payload)
             else:
                 self._journal(spool.append, record.request_id, payload)
                 self._pending.append(entry.values)
@@ -169,11 +177,14 @@ class Ledger:
             log.error("journal of ledger %s: %s; what it should say of %s is in memory only",
                       self.name, error, request_id)  # fmt: skip
 
-    def _spill(self, spool: Spool, request_id: str, payload: bytes) -> None:
-        """Write one row to the journal alone; the lock is held."""
-        self._check_room(spool)
+    def _spills(self, spool: Spool) -> bool:
+        """Tell whether a row that came now would be in the journal alone; the lock is held."""
+        return spool.is_spilling or len(self._pending) + self._in_flight >= self._options.max_memory_rows
+
+    def _to_journal_alone(self, write: Callable[[str, bytes], None], request_id: str, payload: bytes) -> None:
+        """Write one record of what is nowhere else; the lock is held."""
         try:
-            spool.spill(request_id, payload)
+            write(request_id, payload)
         except OSError as error:
             raise LedgerFullError(
                 f"{len(self._pending)} rows wait for {self.name} to be writable, and no more fit the journal: {error}"

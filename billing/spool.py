@@ -61,6 +61,10 @@ class Spool:
         self._admitted[request_id] = payload
         self._current.append(payload)
 
+    def refused(self, request_id: str) -> None:
+        """Forget an admission that could not be written: nobody was let in."""
+        del self._admitted[request_id]
+
     def append(self, request_id: str, payload: bytes) -> None:
         """Write a row that is kept in memory as well."""
         self._admitted.pop(request_id, None)
@@ -143,8 +147,12 @@ class Spool:
     def _turn(self) -> Segment:
         """Begin the next file with what the last one still has to be kept for; return the last one."""
         following, self._spare = self._spare or self._new(), None
-        for payload in self._admitted.values():
-            following.append(payload)
+        try:
+            for payload in self._admitted.values():
+                following.append(payload)
+        except OSError:
+            following.remove()  # a disk may be full for long, and each try would leave a file open
+            raise
         self._carried_bytes = following.size_bytes
         last, self._current = self._current, following
         return last

@@ -82,14 +82,16 @@ class Spending:
         return max(bills, key=lambda bill: bill.amount_nano or 0)  # a class without a price cannot be billed
 
     def settle(self, draft: Draft, record: RequestRecord) -> None:
-        """Hand over what the request came to. Nothing computed: all is given back, budgets' calls as well."""
+        """Hand over what the request came to. Nothing computed: all is given back, budgets' calls as well. Not counted:
+        the tokens that were taken stand."""
         usage, cost = record.usage, record.charge
         nothing = usage.source is UsageSource.NONE
+        tokens = None if usage.source is UsageSource.MISSING else usage.total_tokens
         if draft.passage is not None:
-            draft.passage.settle(None if usage.source is UsageSource.MISSING else usage.total_tokens)
+            draft.passage.settle(tokens)
         if not draft.ticket.holds:
             return
-        came_to = Estimate(usage.total_tokens, cost.amount_nano, cost.currency, calls=0 if nothing else 1)
+        came_to = Estimate(tokens, cost.amount_nano, cost.currency, calls=0 if nothing else 1)
         self._budgets.settle_soon(draft.ticket, came_to)
 
     def _output_tokens(self, ask: Ask) -> int:

@@ -5,7 +5,8 @@ nothing. The window is that of the server's clock, so that gateways whose clocks
 once are kept by replica; a replica that says nothing for ``ALIVE_S`` is taken for dead, and its requests for ended.
 
 A server that does not answer within the deadline is away: whoever waits is told so then, everybody else at once, until
-a ping in the background is answered.
+a ping in the background is answered. Nobody knows then which of the last calls were heard, and what ended meanwhile was
+told to nobody: so a replica comes back under a new name, with the requests that it really has under way.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,6 +74,12 @@ for i = 1, #KEYS do
 end
 return answer
 """
+#: Key: a count of requests at once. Arguments: replica, its count.
+_RESTATE = """
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+redis.call('EXPIRE', KEYS[1], 86400)
+return 1
+"""
 #: Keys: counts. Arguments: replica, then for each count kind, change, window's start.
 _SETTLE = """
 for i = 1, #KEYS do
@@ -85,6 +92,7 @@ for i = 1, #KEYS do
 end
 return 1
 """
+_SCRIPTS = (_RESERVE, _SETTLE, _RESTATE)
 
 
 @dataclass(slots=True)
@@ -124,6 +132,7 @@ class RedisCounts:
         self._deadline_s, self._window_s = deadline_s, window_s
         self._replica = secrets.token_hex(8)
         self._queue = _Queue()
+        self._under_way: Counter[str] = Counter()  # of this replica, by the key of the count
         self._is_away = self._is_closed = False
         self._tasks: list[asyncio.Task[None]] = []
         self._digests: dict[str, str] = {}
@@ -150,16 +159,26 @@ class RedisCounts:
         except asyncio.CancelledError:
             answer.add_done_callback(lambda done: self._give_back(takes, done))
             raise
-        return _verdict(takes, told)
+        return self._taken(takes, told)
+
+    def _taken(self, takes: Sequence[Take], told: Sequence[int]) -> Verdict:
+        """Return what the server says, and note what is under way from now on."""
+        verdict = _verdict(takes, told)
+        self._under_way.update(_key(one.take) for one in verdict.taken if _kind(one.take) == "c")
+        return verdict
 
     def _give_back(self, takes: Sequence[Take], done: asyncio.Future[list[Any]]) -> None:
         """The client left while its request was being counted: nobody else will settle it."""
         if not done.cancelled() and done.exception() is None:
-            taken = _verdict(takes, done.result()).taken
+            taken = self._taken(takes, done.result()).taken
             self.settle(taken, [0] * len(taken))
 
     def settle(self, taken: Sequence[Taken], amounts: Sequence[int]) -> None:
         """See ``gateway.limits.rules.CountStore``."""
+        for key in (_key(one.take) for one in taken if _kind(one.take) == "c"):
+            self._under_way[key] -= 1
+            if not self._under_way[key]:
+                del self._under_way[key]
         changes = [(one, amount - one.take.amount) for one, amount in zip(taken, amounts, strict=True)]
         changes = [(one, change) for one, change in changes if change]
         if not changes:
@@ -187,7 +206,7 @@ class RedisCounts:
         self._fail(CountsUnavailable("the gateway is going down"))
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             async with asyncio.timeout(self._deadline_s):
-                await self._redis.delete(f"{_PREFIX}:alive:{self._replica}")
+                await self._redis.delete(_alive(self._replica))
         await self._redis.aclose()
 
     # --- the connection ---
@@ -215,15 +234,15 @@ class RedisCounts:
     async def _run(self, batch: Sequence[_Call]) -> None:
         """Run a batch's scripts in one round trip, or two where the server does not know them yet."""
         if not self._digests:
-            for script in (_RESERVE, _SETTLE):
+            for script in _SCRIPTS:
                 self._digests[script] = await self._redis.script_load(script)
-            await self._say_alive()
+            await self._say_alive(self._replica)
         answers = await self._pipelined(batch)
         unknown = [call for call, answer in zip(batch, answers, strict=True) if isinstance(answer, NoScriptError)]
         if unknown:
-            for script in (_RESERVE, _SETTLE):
+            for script in _SCRIPTS:
                 await self._redis.script_load(script)
-            await self._say_alive()
+            await self._say_alive(self._replica)
             again = dict(zip(map(id, unknown), await self._pipelined(unknown), strict=True))
             answers = [again.get(id(call), answer) for call, answer in zip(batch, answers, strict=True)]
         for call, answer in zip(batch, answers, strict=True):
@@ -258,15 +277,18 @@ class RedisCounts:
         _log.error("limits cannot be counted and act by their policies: %s: %s", type(error).__name__, error)
         while not self._is_closed:  # the client may take a cancellation for a timeout of its own
             await asyncio.sleep(_PING_S)
+            former, replica = self._replica, secrets.token_hex(8)
             try:
                 async with asyncio.timeout(self._deadline_s):
-                    await self._redis.ping()
-                    await self._say_alive()
-                break
+                    await self._say_alive(replica)
+                    await self._redis.delete(_alive(former))
             except (RedisError, OSError, TimeoutError):
                 continue
-        self._is_away = False
-        _log.warning("limits are counted again")
+            self._replica, self._is_away = replica, False
+            for key, count in self._under_way.items():
+                self._put(_Call(_RESTATE, [key], [replica, count]))
+            _log.warning("limits are counted again")
+            return
 
     async def _live(self) -> None:
         """Say now and then that this replica lives."""
@@ -274,10 +296,14 @@ class RedisCounts:
             await asyncio.sleep(ALIVE_S / 3)
             with contextlib.suppress(RedisError, OSError, TimeoutError):
                 async with asyncio.timeout(self._deadline_s):
-                    await self._say_alive()
+                    await self._say_alive(self._replica)
 
-    async def _say_alive(self) -> None:
-        await self._redis.set(f"{_PREFIX}:alive:{self._replica}", 1, ex=ALIVE_S)
+    async def _say_alive(self, replica: str) -> None:
+        await self._redis.set(_alive(replica), 1, ex=ALIVE_S)
+
+
+def _alive(replica: str) -> str:
+    return f"{_PREFIX}:alive:{replica}"
 
 
 def _verdict(takes: Sequence[Take], told: Sequence[int]) -> Verdict:

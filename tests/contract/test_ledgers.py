@@ -438,6 +438,32 @@ class TestAway:
             ledger.append(records[39])
         assert len(stored(database)) == accepted + 1
 
+    def test_a_full_disk_refuses_before_an_engine_works_in_vain_and_leaves_no_file_open(
+        self, database: LedgerDatabase, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(self: Segment, payload: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+        away, records = Away(database), many(3)
+        with Ledger(away, replace(self.SMALL, max_memory_rows=2)) as ledger:
+            away.is_away = True
+            ledger.admit(died_in_flight(8, PriceBook.default()))
+            for record in records[:2]:
+                ledger.append(record)
+            with monkeypatch.context() as patch:
+                patch.setattr(Segment, "append", full)
+                files = len(list(database.journal_dir.iterdir()))
+                for _ in range(3):
+                    with pytest.raises(LedgerFullError):
+                        ledger.admit(died_in_flight(9, PriceBook.default()))
+                    with pytest.raises(LedgerFullError):
+                        ledger.append(records[2])
+                assert len(list(database.journal_dir.iterdir())) == files
+            away.is_away = False
+            assert ledger.flush(30)
+            ledger.append(records[2])
+        assert len(stored(database)) == 3
+
     def test_a_damaged_file_is_told_and_kept(self, database: LedgerDatabase, caplog: pytest.LogCaptureFixture) -> None:
         away = Away(database)
         with Ledger(away, replace(QUICK, max_memory_rows=1)) as ledger:

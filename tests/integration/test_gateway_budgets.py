@@ -57,6 +57,19 @@ async def test_what_was_reserved_and_not_spent_is_given_back(tmp_path: Path) -> 
             assert response.status == 429
 
 
+async def test_tokens_that_nobody_counted_are_not_given_back(tmp_path: Path) -> None:
+    tokens = {"name": "tokens", "unit": "tokens", "limit": "150", "window": "month"}
+    async with (
+        ScriptedEngine() as engine,
+        gateway_for([engine], tmp_path, billing={"budgets": [tokens]}) as client,
+    ):
+        engine.script = Script(body=answer("x") | {"usage": None})
+        for status in (200, 429):
+            async with client.chat(max_tokens=100) as response:
+                assert response.status == status
+            await client.until(lambda: not client.gateway.flights.count)
+
+
 async def test_a_dearer_cache_write_is_reserved_for(tmp_path: Path) -> None:
     """The prompt at 1 a million fits into the budget; written for an hour, at 2000, it does not."""
     money = {"name": "money", "unit": "money", "limit": "0.001", "window": "month"}

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
+from gateway.protocols.responses import protocol
 from tests.gateways import Client, gateway_for
 from tests.samples.answers import THOUGHT_AND_TWO_CALLS, THOUGHT_AND_TWO_CALLS_WHOLE, call_piece, streamed, whole
 from tests.samples.sdk import openai_client, strictly
@@ -349,6 +350,21 @@ async def test_items_can_be_referred_to(engine: ScriptedEngine, gpt: AsyncOpenAI
     assert engine.asked[1].json["messages"][1]["tool_calls"] == THOUGHT_AND_TWO_CALLS_WHOLE["tool_calls"]
     with pytest.raises(openai.BadRequestError, match="nowhere"):
         await gpt.responses.create(model="m", input=[{"type": "item_reference", "id": "nowhere"}])
+
+
+async def test_what_is_referred_to_counts_as_often_as_it_is_named(
+    engine: ScriptedEngine, gpt: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "MAX_REFERRED_BYTES", 5000)
+    engine.script = Script(body=answer("w" * 1000))
+    made = await gpt.responses.create(model="m", input="hi")
+    named: list[Any] = [{"type": "item_reference", "id": made.output[0].id}]
+    await gpt.responses.create(model="m", input=named * 4)
+    for times, status in ((5, 413), (protocol.MAX_REFERENCES + 1, 400)):
+        with pytest.raises(openai.APIStatusError) as refused:
+            await gpt.responses.create(model="m", input=named * times)
+        assert refused.value.status_code == status
+    assert len(engine.asked) == 2
 
 
 @pytest.mark.parametrize(

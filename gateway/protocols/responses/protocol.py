@@ -6,11 +6,14 @@ whole conversation, whoever answered before, and a client can continue only what
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from engine_adapter.base import EngineAdapter
-from gateway.errors import BadRequest, NotFound
+from gateway.errors import BadRequest, BodyTooLarge, NotFound
 from gateway.protocols.base import Answering, AnswerReader, Ask, Sent, ask_of_dialog, untranslatable_ask
 from gateway.protocols.form import Form, scan_text
 from gateway.protocols.openai_errors import OpenAIShape
@@ -25,6 +28,10 @@ from gateway.protocols.translated import TranslatedReader
 
 Json = dict[str, object]
 Query = Mapping[str, str]
+
+MAX_REFERENCES = 4096
+MAX_REFERRED_BYTES = 64 << 20
+"""What a request may refer to, an item counted as often as it is named: else some bytes could stand for any number."""
 
 _CHAT_NAMES: Mapping[str, str] = {
     "messages": "input",
@@ -70,10 +77,11 @@ class Responses(OpenAIShape):
         self._store = store
 
     async def past(self, form: Form, tenant: str) -> Past | None:
-        """Return what the request refers to, if anything. Raises ``BadRequest`` for what is not this tenant's."""
+        """Return what the request refers to, if anything. Raises ``BadRequest`` for what is not this tenant's, and
+        ``BodyTooLarge``."""
         values = form.values
         named = references(input_items(values))
-        referred = await self._store.items(tenant, named) if named else None
+        referred = await self._referred(tenant, named) if named else None
         previous = values.get("previous_response_id")
         if previous is None:
             return None if referred is None else Past(referred=referred)
@@ -85,6 +93,14 @@ class Responses(OpenAIShape):
                 code="previous_response_not_found",
             )
         return Past([item for stored in chain for item in (*stored.input, *stored.output())], referred)
+
+    async def _referred(self, tenant: str, named: Sequence[str]) -> Mapping[str, Json]:
+        if len(named) > MAX_REFERENCES:
+            raise BadRequest(f"at most {MAX_REFERENCES} items can be referred to", param="input")
+        referred = await self._store.items(tenant, named)
+        if await asyncio.to_thread(_bytes_of, named, referred) > MAX_REFERRED_BYTES:
+            raise BodyTooLarge(f"the items that are referred to are over the limit of {MAX_REFERRED_BYTES} bytes")
+        return referred
 
     def read(self, sent: Sent, past: object = None) -> Ask:
         """Read a request. Raises ``BadRequest``."""
@@ -165,6 +181,11 @@ class Responses(OpenAIShape):
 
 def _missing(response_id: str) -> NotFound:
     return NotFound(f"Response with id {response_id[:128]!r} not found.", code="response_not_found")
+
+
+def _bytes_of(named: Sequence[str], referred: Mapping[str, Json]) -> int:
+    sizes = {item_id: len(msgspec.json.encode(item)) for item_id, item in referred.items()}
+    return sum(sizes.get(item_id, 0) for item_id in named)
 
 
 def _expanded(sent: Sent, items: Sequence[object]) -> Sent:

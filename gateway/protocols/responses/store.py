@@ -182,14 +182,18 @@ class ResponseStore:
         return found[::-1]
 
     def _items(self, tenant: str, ids: Sequence[str]) -> Mapping[str, Json]:
-        found: dict[str, Json] = {}
-        for item_id in ids:
+        homes: dict[object, str] = {}
+        for item_id in set(ids):
             row = self._db.execute(
                 "SELECT response FROM items WHERE tenant = ? AND id = ?", (tenant, item_id)
             ).fetchone()
-            stored = self._get(tenant, row[0]) if row is not None else None
+            if row is not None:
+                homes[item_id] = row[0]
+        found: dict[str, Json] = {}
+        for response_id in set(homes.values()):  # each read once, however many of its items are wanted
+            stored = self._get(tenant, response_id)
             for item in (*stored.input, *stored.output()) if stored is not None else ():
-                if item.get("id") == item_id:
+                if isinstance(item_id := item.get("id"), str) and homes.get(item_id) == response_id:
                     found[item_id] = item
         return found
 

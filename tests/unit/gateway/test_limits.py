@@ -182,6 +182,33 @@ async def test_a_silent_redis_costs_its_deadline_once_and_one_line_each_way(capl
         assert caplog.records[1].message == "limits are counted again"
 
 
+@pytest.mark.requirement("R17")
+async def test_after_an_outage_those_at_once_are_those_that_are_under_way() -> None:
+    places = rule(Resource.CONCURRENCY, 2)
+    with PoolServer(max_bytes=32 << 20) as server, Redis.from_url(server.url) as client:
+        pid = int(client.info("server")["process_id"])
+        async with (
+            opened(RedisCounts(server.url, deadline_s=0.5)) as limiter,
+            opened(RedisCounts(server.url, deadline_s=5.0)) as other,
+        ):
+            ends, stays = [await limiter.enter([places], 0) for _ in range(2)]
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                unheard = await limiter.enter([places], 0)  # of which the server may hear yet
+                assert not unheard.taken
+                ends.settle(None)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            async with asyncio.timeout(20):
+                while not (last := await limiter.enter([places], 0)).taken:  # noqa: ASYNC110 - it comes back by itself
+                    await asyncio.sleep(0.05)
+            with pytest.raises(Limited):
+                await other.enter([places], 0)
+            for passage in (unheard, stays, last):
+                passage.settle(None)
+            assert (await limiter.enter([places], 0)).taken[0].used == 1
+
+
 async def test_scripts_are_loaded_again_after_the_server_forgot_them() -> None:
     with PoolServer(max_bytes=32 << 20) as server, Redis.from_url(server.url) as client:
         async with opened(RedisCounts(server.url, deadline_s=5.0)) as limiter:
