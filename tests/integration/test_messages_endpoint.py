@@ -215,6 +215,7 @@ async def test_b013_thought_text_and_two_calls_are_the_same_streamed_and_whole(
         ("stop", {"stop_reason": "END"}, "stop_sequence", "END"),
         ("length", {}, "max_tokens", None),
         ("content_filter", {}, "refusal", None),
+        ("eos_token", {}, "end_turn", None),
     ],
 )
 @pytest.mark.parametrize("streams", [False, True])
