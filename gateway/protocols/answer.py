@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from uuid import uuid4
 
 import msgspec
 
+from gateway.protocols.dialog import arguments_text
 from gateway.protocols.seen import begins_another
 
 Json = Mapping[str, object]
@@ -125,7 +127,7 @@ class AnswerBlocks:
             self._waiting.append(block)
         block.call_id, block.name = block.call_id or _text_of(piece, "id"), block.name or _text_of(function, "name")
         events: list[AnswerEvent] = []
-        if arguments := _text_of(function, "arguments"):
+        if arguments := _arguments(function):
             block.pieces.append(arguments)
             if block is self._open:
                 events.append(Grew(block, arguments))
@@ -139,6 +141,8 @@ class AnswerBlocks:
         return self._open is not None and self._open.kind is Kind.CALL and not _is_json(self._open.text)
 
     def _emit(self, block: Block) -> list[AnswerEvent]:
+        if block.kind is Kind.CALL and not block.call_id:  # some engines leave it out; clients answer a call by it
+            block.call_id = f"call_{uuid4().hex}"
         self._open = block
         self.blocks.append(block)
         return [Opened(block), *([Grew(block, block.text)] if block.pieces else [])]
@@ -148,6 +152,12 @@ class AnswerBlocks:
             return []
         block, self._open = self._open, None
         return [Closed(block)]
+
+
+def _arguments(function: Json) -> str:
+    """Return a call's arguments as text; some engines write them as the object that they are."""
+    given = function.get("arguments")
+    return arguments_text(given) if isinstance(given, dict) else _text_of(function, "arguments")
 
 
 def _text_of(value: Json, name: str) -> str:

@@ -22,7 +22,7 @@ def chat_form(dialog: Dialog) -> Form:
     members: Json = {"model": dialog.model, "messages": [message_of(turn) for turn in dialog.turns]}
     optional: Json = {
         "tools": [_tool(tool) for tool in dialog.tools] or None,
-        "tool_choice": None if dialog.choice is None else _choice(dialog.choice),
+        "tool_choice": None if dialog.choice is None or _is_idle(dialog) else _choice(dialog.choice),
         "parallel_tool_calls": dialog.is_parallel if dialog.tools else None,
         "max_tokens": dialog.max_tokens,
         "stop": list(dialog.stops) or None,
@@ -80,6 +80,11 @@ def _tool(tool: Tool) -> Json:
     function: Json = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     function |= {"strict": tool.strict}
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+
+
+def _is_idle(dialog: Dialog) -> bool:
+    """Tell whether a choice of tools says nothing, since there are none. Responses allow that; engines refuse it."""
+    return not dialog.tools and dialog.choice in (Choice("auto"), Choice("none"))
 
 
 def _choice(choice: Choice) -> str | Mapping[str, object]:

@@ -184,15 +184,15 @@ class Reading:
             raise self.wrong(name, "must be true or false")
         return value
 
-    def count(self, name: str) -> int | None:
-        """Return a whole number of at least 1, or ``None`` where there is none."""
+    def count(self, name: str, least: int = 1) -> int | None:
+        """Return a whole number of at least ``least``, or ``None`` where there is none."""
         value = self.values.get(name)
         if value is None:
             return None
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.wrong(name, "must be a whole number of at least 1")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.wrong(name, f"must be a whole number of at least {least}")
         return value
 
     def number(self, name: str) -> float | None:

@@ -215,6 +215,7 @@ async def test_b013_thought_text_and_two_calls_are_the_same_streamed_and_whole(
         ("stop", {"stop_reason": "END"}, "stop_sequence", "END"),
         ("length", {}, "max_tokens", None),
         ("content_filter", {}, "refusal", None),
+        ("eos_token", {}, "end_turn", None),
     ],
 )
 @pytest.mark.parametrize("streams", [False, True])
@@ -238,6 +239,30 @@ async def test_stop_reasons(
     else:
         message = await claude.messages.create(**ASK)
     assert (message.stop_reason, message.stop_sequence) == (stop_reason, stop_sequence)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_calls_that_an_engine_names_carelessly_can_be_answered(
+    engine: ScriptedEngine, claude: AsyncAnthropic, streams: bool
+) -> None:
+    """Without an id, or with one that is a number, and with arguments that are no text but the object itself."""
+    calls: list[Json] = [
+        {"index": 0, "type": "function", "function": {"name": "look", "arguments": {"x": 1}}},
+        {"index": 1, "id": 0, "type": "function", "function": {"name": "find", "arguments": "{}"}},
+    ]
+    if streams:
+        engine.script = Script(events=streamed([{"tool_calls": [call]} for call in calls], "tool_calls"))
+        async with claude.messages.stream(**ASK, tools=TOOLS) as events:
+            message = await events.get_final_message()
+    else:
+        engine.script = Script(body=whole({"content": None, "tool_calls": calls}, "tool_calls"))
+        message = await claude.messages.create(**ASK, tools=TOOLS)
+    look, find = message.content
+    assert look.type == find.type == "tool_use"
+    assert (look.name, look.input, find.name, find.input) == ("look", {"x": 1}, "find", {})
+    assert look.id
+    assert find.id
+    assert look.id != find.id
 
 
 async def test_thoughts_are_hidden_from_who_turned_thinking_off(engine: ScriptedEngine, claude: AsyncAnthropic) -> None:

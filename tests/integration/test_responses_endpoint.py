@@ -204,10 +204,24 @@ async def test_a_limit_makes_a_response_incomplete_and_a_refusal_is_one(
     assert response.output[0].content[0].to_dict() == {"type": "refusal", "refusal": "no"}
 
 
+async def test_a_choice_among_no_tools_is_none(engine: ScriptedEngine, gpt: AsyncOpenAI) -> None:
+    """Some clients always send one; vLLM and OpenAI refuse a choice without tools."""
+    response = await gpt.responses.create(
+        model="m", input="hi", tools=[], tool_choice="auto", parallel_tool_calls=False
+    )
+    assert engine.asked[0].json.keys().isdisjoint({"tools", "tool_choice", "parallel_tool_calls"})
+    assert response.tool_choice == "auto"
+    await gpt.responses.create(model="m", input="hi", tool_choice="required")
+    assert engine.asked[1].json["tool_choice"] == "required"  # which cannot be, as the engine will say
+
+
 async def test_logprobs_come_through(engine: ScriptedEngine, gpt: AsyncOpenAI) -> None:
     logprobs = {"content": [{"token": "x", "logprob": -0.5, "bytes": [120], "top_logprobs": []}]}
     engine.script = Script(body=whole({"content": "x"}, logprobs=logprobs))
-    response = strictly(await gpt.responses.create(model="m", input="hi", include=["message.output_text.logprobs"]))
+    response = strictly(
+        await gpt.responses.create(model="m", input="hi", include=["message.output_text.logprobs"], top_logprobs=0)
+    )
+    assert (engine.asked[0].json["logprobs"], engine.asked[0].json["top_logprobs"]) == (True, 0)
     part = response.output[0].content[0]  # type: ignore[union-attr,index]
     assert [item.to_dict() for item in part.logprobs] == logprobs["content"]  # type: ignore[union-attr]
 

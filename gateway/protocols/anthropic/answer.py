@@ -85,8 +85,10 @@ def stop_of(blocks: Sequence[Block], finish: Finish) -> Json:
     """Return why the answer ended."""
     if finish.reason == "stop" and finish.matched_stop is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": finish.matched_stop}
-    calls = finish.reason == "stop" and any(block.kind is Kind.CALL for block in blocks)  # some engines say so
-    return {"stop_reason": "tool_use" if calls else _REASONS.get(finish.reason or ""), "stop_sequence": None}
+    reason = None if finish.reason is None else _REASONS.get(finish.reason, "end_turn")  # engines have own words, too
+    if reason == "end_turn" and any(block.kind is Kind.CALL for block in blocks):  # some say so
+        reason = "tool_use"
+    return {"stop_reason": reason, "stop_sequence": None}
 
 
 def usage_of(usage: Usage | None) -> Json:

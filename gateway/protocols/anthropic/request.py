@@ -67,7 +67,7 @@ def read_dialog(values: Json, *, needs_limit: bool = True) -> Dialog:
     metadata = request.object("metadata") or Reading({})
     choice = request.object("tool_choice")
     sampling = {name: value for name in _SAMPLING if (value := request.number(name)) is not None}
-    if (top_k := request.count("top_k")) is not None:
+    if (top_k := request.count("top_k", least=0)) is not None:
         sampling["top_k"] = top_k
     return Dialog(
         model=model_of(values),

@@ -46,7 +46,7 @@ def read_dialog(values: Json, items: Sequence[Json]) -> Dialog:
     text, reasoning = request.object("text") or Reading({}), request.object("reasoning") or Reading({})
     sampling: dict[str, object] = {n: value for n in _SAMPLING if (value := request.number(n)) is not None}
     if _LOGPROBS in request.texts("include") or values.get("top_logprobs"):
-        sampling |= {"logprobs": True, "top_logprobs": request.count("top_logprobs") or 0}
+        sampling |= {"logprobs": True, "top_logprobs": request.count("top_logprobs", least=0) or 0}
     if (verbosity := text.maybe_text("verbosity")) is not None:
         sampling["verbosity"] = verbosity
     return Dialog(
