@@ -15,6 +15,7 @@ from billing.errors import LedgerUnavailable
 from gateway import paths
 from gateway.bodies import BODY_TIMEOUT_S, whole_body
 from gateway.catalog import model_card, model_list
+from gateway.draft import forwarded_of
 from gateway.errors import (
     BadRequest,
     BodyTooLarge,
@@ -149,8 +150,10 @@ class Edge:
         for root in paths.ROOTS:
             for path, protocol in self._protocols.items():
                 found.append(web.post(f"{root}{path}", self._completion(protocol)))
-            found.append(web.post(f"{root}/messages/count_tokens", self._told(self._tokens.count_message)))
-            found.append(web.post(f"{root}/responses/input_tokens", self._told(self._tokens.count_response)))
+            found.append(web.post(f"{root}/messages/count_tokens", self._counted(MESSAGES, self._tokens.count_message)))
+            found.append(
+                web.post(f"{root}/responses/input_tokens", self._counted(self._responses, self._tokens.count_response))
+            )
             found.append(web.post(f"{root}/responses/compact", self._no_compaction))
             found.append(web.post(f"{root}/tokenize", self._told(self._tokens.tokenize)))
             found.append(web.post(f"{root}/detokenize", self._told(self._tokens.detokenize)))
@@ -166,6 +169,8 @@ class Edge:
     def front_handler(self, target: str) -> Handle | None:
         """Return what serves a ``POST`` to this target if it is of the load, for ``gateway.front``."""
         label, path = paths.split(target)
+        if path not in self._protocols:
+            label, path = paths.split(paths.tidied(target.partition("?")[0]))
         protocol = self._protocols.get(path)
         return None if protocol is None else self._front_completion(protocol, label)
 
@@ -179,6 +184,17 @@ class Edge:
         async def handle(request: web.Request) -> web.StreamResponse:
             caller = self._keys.authenticate(request.headers)
             return _json(await answer(await self._read(request), caller))
+
+        return handle
+
+    def _counted(
+        self,
+        protocol: EndpointProtocol,
+        count: Callable[[bytes, Caller, Mapping[str, str]], Awaitable[dict[str, object]]],
+    ) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            caller = self._keys.authenticate(request.headers)
+            return _json(await count(await self._read(request), caller, forwarded_of(request.headers, protocol)))
 
         return handle
 
@@ -253,6 +269,8 @@ async def errors_in_shape(request: web.Request, handler: Handler) -> web.StreamR
         answer.headers[hdrs.ALLOW] = allowed
         return answer
     except web.HTTPNotFound:
+        if (meant := await _meant(request)) is not None:
+            return web.Response(status=308, headers={hdrs.LOCATION: meant})
         missing = NotFound(f"there is no {request.method} {request.path[:200]} here", code="unknown_url")
         return error_response(missing, is_anthropic=is_anthropic)
     except web.HTTPRequestEntityTooLarge:
@@ -266,6 +284,18 @@ async def errors_in_shape(request: web.Request, handler: Handler) -> web.StreamR
     except Exception:  # the request boundary
         _log.exception("%s %s failed inside the gateway", request.method, request.path)
         return error_response(GatewayError("the gateway failed"), is_anthropic=is_anthropic)
+
+
+async def _meant(request: web.Request) -> str | None:
+    """Return where a target leads that is none of ours, if anywhere; see ``paths.tidied``."""
+    asked, query = request.rel_url.raw_path, request.rel_url.raw_query_string
+    path = paths.tidied(asked)
+    if path == asked:
+        return None
+    found = await request.app.router.resolve(request.clone(rel_url=path))
+    if found.http_exception is not None:
+        return None
+    return f"{path}?{query}" if query else path
 
 
 def error_response(error: GatewayError, *, is_anthropic: bool = False) -> web.Response:

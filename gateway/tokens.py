@@ -2,7 +2,8 @@
 ``input_tokens``.
 
 They are answered from the model's own tokenizer and template where this gateway has them, with what it counts prompts
-by; else by an engine that has them. Nothing is computed for them, so they leave no row.
+by; else by an engine that has them. A prompt that cannot be translated is counted by an engine that speaks its
+endpoint. Nothing is computed for them, so they leave no row.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ _Work = Callable[[PromptEncoder], Json]
 
 _ANSWER_BYTES = 64 << 20
 _ENGINE_S = 30.0
+_COUNTS = {"messages": "/v1/messages/count_tokens", "responses": "/v1/responses/input_tokens"}
 
 
 class Tokens:
@@ -76,29 +78,35 @@ class Tokens:
 
         return await self._ours(model, decode) or await self._engines(model, "/detokenize", asked.sent)
 
-    async def count_message(self, body: bytes, caller: Caller) -> Json:
-        """Return how many tokens a Messages request's prompt has. Nothing of it is cached by being counted."""
-        ask = await read_aside(lambda told: MESSAGES.read(scan_body(told), needs_limit=False), body)
-        return {"input_tokens": await self._count(ask, caller)}
+    async def count_message(self, body: bytes, caller: Caller, forwarded: Mapping[str, str]) -> Json:
+        """Return how many tokens a Messages request's prompt has. Nothing of it is cached by being counted.
 
-    async def count_response(self, body: bytes, caller: Caller) -> Json:
+        ``forwarded``: the request's headers that belong to the protocol.
+        """
+        ask = await read_aside(lambda told: MESSAGES.read(scan_body(told), needs_limit=False), body)
+        return {"input_tokens": await self._count(ask, caller, forwarded)}
+
+    async def count_response(self, body: bytes, caller: Caller, forwarded: Mapping[str, str]) -> Json:
         """Return how many tokens a Responses request's prompt has, with all that it continues and refers to."""
         sent = await read_aside(scan_body, body)
         past = await self._responses.past(sent.form, caller.identity.tenant)
         ask = await asyncio.to_thread(self._responses.read, sent, past)  # a short body may continue a long conversation
-        return {"object": "response.input_tokens", "input_tokens": await self._count(ask, caller)}
+        return {"object": "response.input_tokens", "input_tokens": await self._count(ask, caller, forwarded)}
 
-    async def _count(self, ask: Ask, caller: Caller) -> int:
-        model = self._models.resolve(ask.model, caller)
-        if ask.refusal is not None:
+    async def _count(self, ask: Ask, caller: Caller, forwarded: Mapping[str, str]) -> int:
+        model, told = self._models.resolve(ask.model, caller), None
+        if ask.refusal is None:
+            told = await self._ours(
+                model, lambda encoder: {"count": len(encoder.encode_chat(ask.messages or (), ask.tools))}
+            )
+        if told is None and ask.native is not None and (counter := self._able(model, ask.endpoint)) is not None:
+            told = await self._asked(counter, _COUNTS[ask.endpoint], ask.native, model, forwarded)
+        if told is None and ask.refusal is not None:
             raise ask.refusal
-        told = await self._ours(
-            model, lambda encoder: {"count": len(encoder.encode_chat(ask.messages or (), ask.tools))}
-        )
         if told is None:
             question: Json = {"model": model, "messages": ask.messages, "tools": ask.tools}
             told = await self._engines(model, "/tokenize", await read_aside(scan_body, msgspec.json.encode(question)))
-        if not isinstance(count := told.get("count"), int):
+        if not isinstance(count := told.get("count", told.get("input_tokens")), int):
             raise UpstreamUnusable("the engine told no count")
         return count
 
@@ -109,14 +117,21 @@ class Tokens:
             raise BadRequest(str(error), param=error.param, code="invalid_prompt") from None
 
     async def _engines(self, model: str, path: str, sent: Sent) -> Json:
-        instance = self._able(model)
-        if instance is None:
+        instance = self._able(model, "tokenize")
+        told = None if instance is None else await self._asked(instance, path, sent, model)
+        if told is None:
             raise BadRequest(
                 f"there is neither a tokenizer of {model!r} here nor an engine that tells its tokens",
                 param="model",
                 code="endpoint_not_supported",
             )
-        headers = {"content-type": "application/json", **instance.spec.headers}
+        return told
+
+    async def _asked(
+        self, instance: Instance, path: str, sent: Sent, model: str, forwarded: Mapping[str, str] | None = None
+    ) -> Json | None:
+        """Return an engine's answer; ``None`` where it has no such path after all."""
+        headers = {"content-type": "application/json", **(forwarded or {}), **instance.spec.headers}
         try:
             async with asyncio.timeout(_ENGINE_S):
                 response = await self._client.request(
@@ -128,6 +143,8 @@ class Tokens:
                     response.close()
         except (UpstreamError, TimeoutError) as error:
             raise UpstreamUnusable(f"the engine did not answer: {type(error).__name__}") from None
+        if response.status in (404, 405):
+            return None
         if response.status != 200:
             words = engine_words(response.status, body).message
             raise BadRequest(words) if 400 <= response.status < 500 else UpstreamUnusable(words)
@@ -136,9 +153,9 @@ class Tokens:
         except (msgspec.DecodeError, RecursionError):
             raise UpstreamUnusable("the engine's answer is no JSON object") from None
 
-    def _able(self, model: str) -> Instance | None:
+    def _able(self, model: str, endpoint: str) -> Instance | None:
         serving: Sequence[Instance] = self._fleet.serving(model)
-        return next((i for i in serving if i.takes_requests and i.speaks("tokenize")), None)
+        return next((i for i in serving if i.takes_requests and i.speaks(endpoint)), None)
 
     def _max_len(self, model: str) -> int | None:
         facts = [instance.facts for instance in self._fleet.serving(model)]

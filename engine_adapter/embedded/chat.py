@@ -35,14 +35,14 @@ Json = dict[str, Any]  # decoded JSON at the wire's edge
 
 
 class _StreamOptions(msgspec.Struct):
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class _Body(msgspec.Struct, kw_only=True):
     """What chat and completions share. The defaults are OpenAI's."""
 
     model: str = ""
-    stream: bool = False
+    stream: bool | None = None
     stream_options: _StreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -92,7 +92,7 @@ class CompletionBody(_Body, kw_only=True):
     """The body of ``POST /v1/completions``: one prompt, as text or as token ids."""
 
     prompt: str | list[Any]  # a text, token ids, or a list of one of these
-    echo: bool = False
+    echo: bool | None = None
     suffix: str | None = None
 
 
@@ -210,7 +210,7 @@ def _call(body: _Body, request_id: str | None, wants_ids: bool, *, max_tokens: i
     return Call(
         request_id=request_id or body.rid or secrets.token_hex(16),
         model=body.model,
-        stream=body.stream,
+        stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         cached_details=body.return_cached_tokens_details,
         output_ids=body.return_output_ids_in_sglext or wants_ids,

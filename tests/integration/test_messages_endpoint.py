@@ -428,6 +428,32 @@ async def test_bytes_of_an_engine_that_speaks_messages_pass_both_ways(tmp_path: 
     assert refused.outcome is Outcome.UPSTREAM_FAILED
 
 
+async def test_an_engine_that_speaks_messages_counts_what_only_it_can_read(tmp_path: Path) -> None:
+    """Where it has no counter, the request is counted as others are, or refused."""
+    async with ScriptedEngine() as engine:
+        instances = [{"id": "n", "url": engine.url, "adapter": "sglang", "speaks": ["messages", "tokenize"]}]
+        search: Any = {"type": "web_search_20250305", "name": "web_search"}
+        async with (
+            gateway_for([engine], tmp_path, instances=instances) as gateway,
+            anthropic_client(gateway.url) as claude,
+        ):
+            engine.pages["/v1/messages/count_tokens"] = b'{"input_tokens": 7}'
+            told = await claude.beta.messages.count_tokens(
+                model="m", messages=ASK["messages"], tools=[search], betas=["x"]
+            )
+            assert told.input_tokens == 7
+            asked = engine.looked_up[-1]
+            assert (asked.path, asked.json["tools"]) == ("/v1/messages/count_tokens", [search])
+            assert asked.headers["anthropic-version"] == claude.default_headers["anthropic-version"]
+            assert "x" in asked.headers["anthropic-beta"]
+            engine.pages.clear()
+            engine.script = Script(body={"tokens": [1, 2], "count": 2})
+            told = await claude.messages.count_tokens(model="m", messages=ASK["messages"])
+            assert (told.input_tokens, engine.asked[-1].path) == (2, "/tokenize")
+            with pytest.raises(anthropic.BadRequestError, match="web_search_20250305"):
+                await claude.messages.count_tokens(model="m", messages=ASK["messages"], tools=[search])
+
+
 async def test_a_tenants_salt_is_never_lost_to_an_engine_that_has_no_place_for_it_in_messages(tmp_path: Path) -> None:
     async with ScriptedEngine() as engine:
         instances = [{"id": "n", "url": engine.url, "adapter": "sglang", "speaks": ["chat", "messages"]}]

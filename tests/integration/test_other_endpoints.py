@@ -127,6 +127,40 @@ async def test_endpoints_are_with_and_without_v1_and_label(gateway: Client, engi
             assert response.status == 200
 
 
+@pytest.mark.parametrize("root", ["/", "/v1/", "//v1", "/v1/v1", "/c/label/v1/v1"])
+async def test_a_base_url_with_a_slash_or_a_version_too_many_works(
+    gateway: Client, engine: ScriptedEngine, root: str
+) -> None:
+    """As Anthropic's clients make ``/v1/v1/messages`` of one that ends like OpenAI's."""
+    for path in ("/chat/completions", "/messages?beta=true", "/chat/completions/"):
+        async with aiohttp.ClientSession() as fresh:  # at whose first request no connection is aiohttp's
+            ask, url = {**CHAT, "max_tokens": 4}, f"{gateway.url}{root}{path}"
+            async with fresh.post(url, json=ask, allow_redirects=False) as response:
+                assert response.status == 200, path
+                record = await gateway.record(response.headers["x-keepwarm-request-id"])
+        assert record.labels == ({"agent": "label"} if "label" in root else {})
+    engine.script = Script(body={"tokens": [1], "count": 1})
+    async with gateway.session.post(f"{gateway.url}{root}/messages/count_tokens", json=CHAT) as response:
+        assert (response.status, (await response.json())["input_tokens"]) == (200, 1)
+    async with gateway.session.get(f"{gateway.url}{root}/models/?limit=9") as response:
+        assert (response.status, response.url.query_string) == (200, "limit=9")
+
+
+async def test_a_path_leads_nowhere_but_to_what_is_here(gateway: Client) -> None:
+    for path, told in (("//elsewhere.example//v2/", (404, None)), ("//openapi.json", (308, "/openapi.json"))):
+        async with gateway.session.get(gateway.url + path, allow_redirects=False) as response:
+            assert (response.status, response.headers.get("location")) == told
+
+
+async def test_a_client_of_azures_openai_is_served(gateway: Client, engine: ScriptedEngine) -> None:
+    for place in ({"azure_endpoint": gateway.url}, {"base_url": f"{gateway.url}/v1"}):
+        async with openai.AsyncAzureOpenAI(**place, api_version="2024-10-21", api_key="none") as azure:
+            told = await azure.chat.completions.create(**CHAT)
+            assert told.choices[0].message.content == "hello"
+            assert [model.id async for model in azure.models.list()] == ["known-as", "m"]
+    assert [asked.path for asked in engine.asked] == ["/v1/chat/completions"] * 2
+
+
 async def test_b031_the_models_name_is_the_one_that_was_asked_for(gateway: Client, engine: ScriptedEngine) -> None:
     chunk = b'data: {"id":"c","model":"m","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}\n\n'
     usage = b'data: {"model":"m","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}\n\ndata: [DONE]\n\n'

@@ -193,8 +193,8 @@ class ResponseStore:
         for response_id in set(homes.values()):  # each read once, however many of its items are wanted
             stored = self._get(tenant, response_id)
             for item in (*stored.input, *stored.output()) if stored is not None else ():
-                if isinstance(item_id := item.get("id"), str) and homes.get(item_id) == response_id:
-                    found[item_id] = item
+                if isinstance(own := item.get("id"), str) and homes.get(own) == response_id:
+                    found[own] = item
         return found
 
     def _delete(self, tenant: str, response_id: str) -> bool:

@@ -46,6 +46,13 @@ def test_the_defaults_are_openais() -> None:
     assert read_completion(b'{"prompt": "x"}').max_tokens == 16
 
 
+def test_null_is_as_good_as_leaving_a_member_out() -> None:
+    """As clients write that print all members of their objects."""
+    call = chat(stream=None, stream_options={"include_usage": None}, n=None, tools=None, stop=None)
+    assert (call.stream, call.include_usage) == (False, False)
+    assert read_completion(b'{"prompt": "x", "stream": null, "echo": null, "suffix": null}').text == "x"
+
+
 def test_the_newer_name_of_the_limit_wins_and_fields_nobody_knows_are_ignored() -> None:
     call = chat(max_tokens=5, max_completion_tokens=7, user="u", metadata={"a": 1}, store=True)
     assert call.max_tokens == 7

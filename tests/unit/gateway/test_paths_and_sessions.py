@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.paths import split
+from gateway.paths import split, tidied
 from gateway.sessions import MAX_CHARS, session_of
 
 
@@ -25,6 +25,29 @@ from gateway.sessions import MAX_CHARS, session_of
 )
 def test_a_target_is_a_label_and_a_path(target: str, label: str | None, path: str) -> None:
     assert split(target) == (label, path)
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/v1/models", "/v1/models"),
+        ("//v1//models/", "/v1/models"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/c/a/v1/v1/messages/", "/c/a/v1/messages"),
+        ("//host/x", "/host/x"),
+        ("v1/models", "/v1/models"),
+        ("/", "/"),
+        ("//", "/"),
+        ("", "/"),
+        ("/openai/deployments/m/chat/completions", "/v1/chat/completions"),
+        ("/openai/v1/responses", "/v1/responses"),
+        ("/c/a/openai/models", "/c/a/v1/models"),
+        ("/c/a/v1/deployments/m/embeddings", "/c/a/v1/embeddings"),
+    ],
+)
+def test_a_path_that_was_joined_carelessly_is_the_one_that_was_meant(path: str, meant: str) -> None:
+    assert tidied(path) == meant
+    assert tidied(meant) == meant
 
 
 def test_sessions_that_agents_name() -> None:
