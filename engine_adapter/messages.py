@@ -141,6 +141,6 @@ def _with_object_arguments(call: object) -> object:
         return call
     try:
         parsed = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": parsed}} if isinstance(parsed, dict) else call

@@ -103,7 +103,7 @@ def _claude_session(user_id: object) -> str | None:
         return match[1]
     try:
         told = json.loads(user_id)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     session = told.get("session_id") if isinstance(told, dict) else None
     return session if isinstance(session, str) and session and _is_plain(session) else None

@@ -61,6 +61,12 @@ def rendered(reference: Any, chat: list[dict[str, Any]], tools: Any, **options: 
     return ids
 
 
+def test_arguments_that_no_parser_follows_stay_text() -> None:
+    for arguments in ('{"a":' * 5000, '{"a":' * 5000 + "1" + "}" * 5000, "{"):
+        sent = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+        assert for_model_template([sent], null_as_empty=False) == [sent]
+
+
 @pytest.mark.parametrize("name", HUGGING_FACE)
 def test_chats_give_the_ids_of_transformers(name: str) -> None:
     encoder, reference, chance = encoder_of(name, "model"), reference_of(name), random.Random(name)

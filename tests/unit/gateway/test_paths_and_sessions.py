@@ -84,6 +84,7 @@ def test_sessions_in_bodies_and_the_agents_above() -> None:
         {"metadata": 3},
         {"conversation": 3},
         {"metadata": {"user_id": "session {"}},
+        {"metadata": {"user_id": "[" * 1010 + "session"}},
         {},
     ):
         assert session_of({}, odd) is None
