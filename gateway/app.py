@@ -280,7 +280,9 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
             end_run=end_run,
             drained=None if worker is None else worker.drained,
         )
-        edge_options = EdgeOptions(body_cap_bytes=settings.server.body_cap_bytes)
+        edge_options = EdgeOptions(
+            body_cap_bytes=settings.server.body_cap_bytes, client_stall_s=settings.stream.client_stall_s
+        )
         app = make_app(edge_options)
         responses = Responses(kept_responses)
         edge = Edge(

@@ -249,6 +249,7 @@ def listen_options(settings: Settings, among: WorkerPlace | None) -> ListenOptio
         server.body_cap_bytes,
         is_shared=among is not None,
         tls=None if tls is None else TlsOptions(tls.certificate, tls.key, tls.minimum, tls.look_s),
+        client_stall_s=settings.stream.client_stall_s,
     )
 
 
@@ -432,7 +433,6 @@ def attempt_options(settings: Settings) -> AttemptOptions:
             idle_timeout_s=stream.idle_timeout_s,
             call_timeout_s=stream.call_timeout_s,
             total_timeout_s=stream.total_timeout_s or math.inf,
-            client_stall_s=stream.client_stall_s,
             event_cap_bytes=stream.event_cap_bytes,
         ),
         answer_cap_bytes=settings.server.answer_cap_bytes,

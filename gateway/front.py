@@ -9,6 +9,7 @@ at several times the cost. So there is no second opinion about HTTP's dark corne
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -26,6 +27,9 @@ MAX_HEAD_BYTES = 1 << 14
 
 IDLE_TIMEOUT_S = 75.0
 """A connection is closed on which nothing whole was asked for so long."""
+
+CLIENT_STALL_S = 60.0
+"""A client that takes nothing of what is to be sent for so long is given up."""
 
 HIGH_WATER_BYTES = 1 << 16
 """What may wait to be sent, or to be read, on a connection before its source has to wait."""
@@ -85,10 +89,12 @@ class Front:
         body_cap_bytes: int,
         body_timeout_s: float = BODY_TIMEOUT_S,
         idle_timeout_s: float = IDLE_TIMEOUT_S,
+        client_stall_s: float = CLIENT_STALL_S,
     ) -> None:
         """``handler_of`` tells what serves a target; ``others`` makes the protocol that takes everything else."""
         self.handler_of, self.others = handler_of, others
         self.body_cap_bytes, self.body_timeout_s, self.idle_timeout_s = body_cap_bytes, body_timeout_s, idle_timeout_s
+        self.client_stall_s = client_stall_s
         self.is_leaving = False
         self.connections: set[FrontConnection] = set()
 
@@ -126,6 +132,7 @@ class FrontConnection(asyncio.Protocol):
         self._is_discarding = False
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = 0.0
+        self._unsent = math.inf  # of the last answer, when the clock was looked at last
 
     # --- asyncio ---
 
@@ -298,9 +305,21 @@ class FrontConnection(asyncio.Protocol):
     async def write(self, data: bytes) -> None:
         """Send, and wait while the client is behind. Raises ``ClientGone``."""
         while not self.write_soon(data):
-            self._drain_waiter = self._loop.create_future()
+            await self._caught_up()
+
+    async def _caught_up(self) -> None:
+        """Wait until the client is behind no longer, or takes nothing any more. Raises ``ClientGone``."""
+        before = math.inf
+        while self._is_behind and (transport := self._transport) is not None:
+            unsent = transport.get_write_buffer_size()
+            if unsent >= before:
+                raise ClientGone("the client takes nothing")
+            before, self._drain_waiter = unsent, self._loop.create_future()
             try:
-                await self._drain_waiter
+                async with asyncio.timeout(self._front.client_stall_s):
+                    await self._drain_waiter
+            except TimeoutError:
+                pass
             finally:
                 self._drain_waiter = None
 
@@ -322,7 +341,7 @@ class FrontConnection(asyncio.Protocol):
 
         One timer a connection, looked at when it fires: to set one anew at every request would cost more.
         """
-        self._deadline = float("inf") if within_s is None else self._loop.time() + within_s
+        self._deadline, self._unsent = math.inf if within_s is None else self._loop.time() + within_s, math.inf
         if self._timer is None and within_s is not None:
             self._timer = self._loop.call_later(within_s, self._look_at_the_clock)
 
@@ -330,9 +349,14 @@ class FrontConnection(asyncio.Protocol):
         self._timer = None
         if self._transport is None:
             return
-        left_s = self._deadline - self._loop.time()
-        if left_s <= 0:
+        left_s, unsent = self._deadline - self._loop.time(), self._transport.get_write_buffer_size()
+        if left_s <= 0 and not unsent:
             self._transport.close()
+        elif left_s <= 0 and unsent >= self._unsent:
+            self._transport.abort()  # closed, it would stay until all was taken
+        elif left_s <= 0:  # its last answer is on its way yet
+            self._unsent = unsent
+            self._timer = self._loop.call_later(self._front.client_stall_s, self._look_at_the_clock)
         else:
             self._timer = self._loop.call_later(min(left_s, self._front.idle_timeout_s), self._look_at_the_clock)
 
@@ -359,14 +383,13 @@ class FrontReply:
         if self.is_started:
             raise RuntimeError("a stream has begun")
         head = self._head(status, headers, b"content-length: %d\r\n" % len(body))
-        self.is_started = self.is_whole = True
         await self._connection.write(head + body)
+        self.is_started = self.is_whole = True
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         """Begin a stream."""
-        head = self._head(status, headers, _CHUNKED)
+        await self._connection.write(self._head(status, headers, _CHUNKED))
         self.is_started = True
-        await self._connection.write(head)
 
     def write_soon(self, data: bytes) -> bool:
         """Send a piece, if the client is not behind: whether it was sent. Raises ``ClientGone``."""
@@ -378,8 +401,8 @@ class FrontReply:
 
     async def finish(self) -> None:
         """End a stream."""
-        self.is_whole = True
         await self._connection.write(b"0\r\n\r\n")
+        self.is_whole = True
 
     def _head(self, status: int, headers: Mapping[str, str], framing: bytes) -> bytes:
         self.closes = self._connection.must_close

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,7 +26,7 @@ from gateway.errors import (
     NotFound,
     Unauthorized,
 )
-from gateway.front import FrontReply, Handle, Headers
+from gateway.front import CLIENT_STALL_S, HIGH_WATER_BYTES, FrontReply, Handle, Headers
 from gateway.identity import Caller, KeyRing
 from gateway.models import ModelDirectory
 from gateway.openapi.document import document
@@ -67,13 +68,14 @@ class EdgeOptions:
 
     body_cap_bytes: int = 64 << 20
     body_timeout_s: float = BODY_TIMEOUT_S
+    client_stall_s: float = CLIENT_STALL_S
 
 
 class AiohttpReply:
     """``gateway.relay.Reply`` on aiohttp."""
 
-    def __init__(self, request: web.Request) -> None:
-        self._request = request
+    def __init__(self, request: web.Request, client_stall_s: float = CLIENT_STALL_S) -> None:
+        self._request, self._client_stall_s = request, client_stall_s
         self.response: web.StreamResponse | None = None
 
     @property
@@ -85,20 +87,16 @@ class AiohttpReply:
         """Answer whole. Raises ``RuntimeError`` behind the beginning of a stream."""
         if self.is_started:
             raise RuntimeError("a stream has begun")
-        self.response = response = web.Response(status=status, headers=headers, body=body)
-        try:
-            await response.prepare(self._request)
-            await response.write_eof()
-        except ConnectionError:
-            raise ClientGone("the client left") from None
+        self.response = web.StreamResponse(status=status, headers=headers)
+        self.response.content_length = len(body)
+        await self._taken(self.response.prepare(self._request))
+        await self.write(body)
+        await self.finish()
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         """Begin a stream."""
-        self.response = response = web.StreamResponse(status=status, headers=headers)
-        try:
-            await response.prepare(self._request)
-        except ConnectionError:
-            raise ClientGone("the client left") from None
+        self.response = web.StreamResponse(status=status, headers=headers)
+        await self._taken(self.response.prepare(self._request))
 
     def write_soon(self, data: bytes) -> bool:
         """Nothing is sent without waiting here."""
@@ -107,16 +105,22 @@ class AiohttpReply:
     async def write(self, data: bytes) -> None:
         """Send a piece; waits while more than the transport's high-water mark (64 KiB) is unsent."""
         assert self.response is not None
-        try:
-            await self.response.write(data)
-        except ConnectionError:
-            raise ClientGone("the client left") from None
+        for at in range(0, len(data), HIGH_WATER_BYTES):  # so that a slow client is not taken for one that has stopped
+            await self._taken(self.response.write(data[at : at + HIGH_WATER_BYTES]))
 
     async def finish(self) -> None:
         """End a stream."""
         assert self.response is not None
+        await self._taken(self.response.write_eof())
+
+    async def _taken(self, sending: Awaitable[object]) -> None:
         try:
-            await self.response.write_eof()
+            async with asyncio.timeout(self._client_stall_s):
+                await sending
+        except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()  # else aiohttp goes on to wait, and ends the answer as if it were whole
+            raise ClientGone("the client takes nothing") from None
         except ConnectionError:
             raise ClientGone("the client left") from None
 
@@ -207,7 +211,7 @@ class Edge:
 
     def _completion(self, protocol: EndpointProtocol) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            reply = AiohttpReply(request)
+            reply = AiohttpReply(request, self._options.client_stall_s)
             label = request.match_info.get("label")
             arrival = Arrival(protocol, request.headers, lambda: self._read(request), label)
             await self._pipeline.handle(arrival, reply)

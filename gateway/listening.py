@@ -11,7 +11,7 @@ from functools import partial
 from aiohttp import web
 
 from gateway.errors import SettingsError
-from gateway.front import IDLE_TIMEOUT_S, Front
+from gateway.front import CLIENT_STALL_S, IDLE_TIMEOUT_S, Front
 from gateway.http import Edge, ShapedRequestHandler, protocol_log
 from gateway.tls import Certificate, TlsOptions
 
@@ -22,7 +22,8 @@ _BACKLOG = 1024
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
     """Where and how. ``is_shared``: other workers of this gateway listen on the same port, and the kernel deals out
-    connections. ``idle_timeout_s``: a connection on which nothing whole was asked for so long is closed."""
+    connections. ``idle_timeout_s``: a connection on which nothing whole was asked for so long is closed;
+    ``client_stall_s``: one on which something is to be sent and nothing is taken."""
 
     host: str
     port: int
@@ -30,6 +31,7 @@ class ListenOptions:
     is_shared: bool = False
     tls: TlsOptions | None = None
     idle_timeout_s: float = IDLE_TIMEOUT_S
+    client_stall_s: float = CLIENT_STALL_S
 
 
 class Door:
@@ -114,6 +116,7 @@ async def listening(app: web.Application, edge: Edge, door: Door) -> AsyncIterat
             connection,
             body_cap_bytes=door.options.body_cap_bytes,
             idle_timeout_s=door.options.idle_timeout_s,
+            client_stall_s=door.options.client_stall_s,
         )
         stack.push_async_callback(front.close)
         url = await door.open(front)

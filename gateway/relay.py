@@ -2,7 +2,7 @@
 
 * Events go on whole, as soon as they are whole; several that came in one read go in one write.
 * The client's pace is the upstream's: nothing is read while a write waits, so that at most one read and one event lie
-  in between. A client that takes nothing for ``client_stall_s`` is given up.
+  in between.
 * When nothing went to the client for ``heartbeat_s``, a comment does; it is no token and no event.
 * A stream ends as its protocol wants it. One that stops before its end is told to the caller, who lets another engine
   go on with it or ends it with an error event of that protocol; no finish reason is ever made up, and half an event is
@@ -42,7 +42,7 @@ class ClientGone(Exception):
 
 
 class Reply(Protocol):
-    """The way back to one client. Every method raises ``ClientGone``."""
+    """The way back to one client. Every method raises ``ClientGone``, also for a client that takes nothing any more."""
 
     @property
     def is_started(self) -> bool:
@@ -73,7 +73,6 @@ class RelayOptions:
     idle_timeout_s: float = 20.0
     call_timeout_s: float = 300.0  # the same where calls may come, while the engine answers probes
     total_timeout_s: float = math.inf  # of one attempt
-    client_stall_s: float = 60.0
     event_cap_bytes: int = 8 << 20
 
 
@@ -115,11 +114,7 @@ class StreamWriter:
     async def write(self, data: bytes) -> None:
         """Send. Raises ``ClientGone``."""
         if not self.write_soon(data):
-            try:
-                async with asyncio.timeout(self._options.client_stall_s):
-                    await self._reply.write(data)
-            except TimeoutError:
-                raise ClientGone("the client takes nothing") from None
+            await self._reply.write(data)
             self._wrote_at = self._clock()
 
     async def end(self, last: bytes) -> None:

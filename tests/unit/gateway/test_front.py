@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import BodyTooSlow
-from gateway.front import Front, FrontReply, Headers, read_head
+from gateway.front import Front, FrontConnection, FrontReply, Headers, read_head
 from gateway.relay import ClientGone
 
 HEAD = b"POST /v1/x HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\nX-Name: Gr\xc3\xbc\xc3\x9fe \r\n\r\n"
+LARGE = bytes(64 << 20)  # more than the kernel keeps for a client
 ANSWER = b"HTTP/1.1 200 OK\r\nx-got: 5\r\ncontent-length: 5\r\n\r\nhello"
 
 
@@ -206,6 +207,68 @@ async def test_a_slow_client_holds_its_stream_up_and_gets_all_of_it() -> None:
             assert await reader.readuntil(b"\r\n") == b"10000\r\n"
             assert len(await reader.readexactly((1 << 16) + 2)) == (1 << 16) + 2
         assert await reader.readexactly(5) == b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize("then", ["send", "start", "write", "finish"])
+async def test_a_client_that_takes_nothing_is_given_up_whatever_is_to_be_sent(then: str) -> None:
+    given_up = asyncio.get_running_loop().create_future()
+
+    async def fill(headers: Headers, read_body: Callable[[], Awaitable[bytes]], reply: FrontReply) -> None:
+        if not await read_body():
+            await reply.send(200, {}, LARGE)
+            return
+        try:
+            if then == "send":
+                await reply.send(200, {}, b"")
+            await reply.start(200, {})
+            if then == "write":
+                await reply.write(b"more")
+            await reply.finish()
+        except ClientGone as error:
+            given_up.set_result(str(error))
+            raise
+
+    async def finish(headers: Headers, read_body: Callable[[], Awaitable[bytes]], reply: FrontReply) -> None:
+        await reply.start(200, {})
+        await reply.write(LARGE)
+        try:
+            await reply.finish()
+        except ClientGone as error:
+            given_up.set_result(str(error))
+            raise
+
+    front = front_of(finish if then == "finish" else fill, client_stall_s=0.05)
+    async with connected(front) as (_, writer):
+        writer.write(HEAD % 0 + HEAD % 1 + b"x")
+        async with asyncio.timeout(20):
+            assert await given_up == "the client takes nothing"
+            while front.connections:  # noqa: ASYNC110 - there is nothing to wait on
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("takes", [True, False])
+async def test_an_idle_connection_is_cut_where_its_answer_is_not_taken(
+    takes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, look = asyncio.Event(), FrontConnection._look_at_the_clock
+
+    def seen(self: FrontConnection) -> None:
+        look(self)
+        looked.set()
+
+    async def send(headers: Headers, read_body: Callable[[], Awaitable[bytes]], reply: FrontReply) -> None:
+        await reply.send(200, {}, LARGE)
+
+    monkeypatch.setattr(FrontConnection, "_look_at_the_clock", seen)
+    front = front_of(send, client_stall_s=60 if takes else 0.05, idle_timeout_s=0.3)
+    async with connected(front) as (reader, writer), asyncio.timeout(40):
+        writer.write(HEAD % 0)
+        await looked.wait()  # the time is over, and the answer not taken yet
+        if takes:
+            await reader.readuntil(b"\r\n\r\n")
+            assert await reader.readexactly(len(LARGE)) == LARGE
+        while not takes and front.connections:  # noqa: ASYNC110 - there is nothing to wait on
+            await asyncio.sleep(0.01)
 
 
 async def test_a_handler_that_stops_in_the_middle_cuts_the_connection() -> None:
