@@ -63,6 +63,7 @@ class Capabilities:
     output_ids: bool = False  # tells an answer's token ids when it is asked to
     literal_text: bool = False  # by itself keeps special tokens that messages spell as ordinary text
     abort: bool = False  # can be told to stop a request by id
+    threads: bool = False  # may hold conversations that requests to Messages only continue: a vendor's own API does
     continuation: Continuation = Continuation.NONE
     handover: Handover = Handover.NONE
     endpoints: frozenset[str] = OPENAI_ENDPOINTS  # which it speaks itself; others are translated to chat

@@ -25,7 +25,7 @@ class OpenAICompatible:
     """Chat completions, completions and a list of models; usage in OpenAI's shape."""
 
     name: str = "openai"
-    capabilities: Capabilities = Capabilities(media=True)
+    capabilities: Capabilities = Capabilities(media=True, threads=True)
     health_path: str = "/v1/models"
     load_paths: Sequence[str] = ()
     private_members: frozenset[str] = frozenset()

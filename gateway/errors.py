@@ -2,7 +2,8 @@
 
 GatewayError               a request ends with ``status`` and a class that the client and the record see
 ├── BadRequest             400: malformed JSON, not an object, a member of the wrong kind, an unknown role
-│   └── NotHere            no engine of the model has the endpoint
+│   ├── NotHere            no engine of the model has the endpoint
+│   └── NoThreads          no engine of the model holds conversations
 ├── Unauthorized           401: no key, or one that is not known
 ├── Forbidden              403: the key may not use this model, or not this administration
 ├── NotFound               404: no such path, model, run or instance
@@ -62,6 +63,16 @@ class NotHere(BadRequest):
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(f"no engine of this model has {endpoint}", param="model")
+
+
+class NoThreads(BadRequest):
+    """No engine of the model holds conversations between requests. Official clients know the code, and send the whole
+    conversation then."""
+
+    code = "thread_unsupported_request"
+
+    def __init__(self) -> None:
+        super().__init__("thread: engines behind this gateway hold no conversations", param="thread")
 
 
 class Unauthorized(GatewayError):

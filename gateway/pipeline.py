@@ -250,11 +250,12 @@ class Pipeline:
             self._ends.begun(run)
 
     def _left(self, draft: Draft) -> None:
-        """The client is gone. Some leave at the last word that they need, before ``[DONE]``: that answer is whole."""
-        if draft.reader is not None and draft.reader.seen.is_shown:
+        """The client is gone. Some leave at the last word that they need, before ``[DONE]``: that answer is whole. So
+        do all at an engine's error, which is no end of theirs."""
+        if draft.reader is not None and (seen := draft.reader.seen).is_shown:
             self._attempter.remember_answer(draft)
-            draft.end_attempt(200)
-            draft.end(Outcome.OK, 200)
+            draft.end_attempt(200, seen.error)
+            draft.end(Outcome.OK if seen.error is None else Outcome.TRUNCATED, 200, seen.error)
         draft.end(Outcome.ABORTED, draft.status or _CLIENT_CLOSED, "client_gone")
 
     async def _refuse(self, error: GatewayError, outcome: Outcome, draft: Draft, reply: Reply) -> None:

@@ -2,8 +2,9 @@
 
 Seen from real clients: Claude Code names its session, and beside it each sub-agent, which is a run of its own, and says
 both in ``metadata.user_id`` again, where proxies leave it; Codex a session and a thread; opencode a session for each
-agent, and the one that it works for; OpenHands one for LiteLLM's sake. Most others send nothing, unless an application
-sets a header or a metadata member that is meant for it.
+agent, and the one that it works for; Kilo Code, made from it, one more for a title, which names the agent's; OpenHands
+one for LiteLLM's sake. Most others send nothing, unless an application sets a header or a metadata member that is meant
+for it.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ class Session:
     parent: str | None = None
 
 
+_ASIDE: Final = re.compile(r"[a-z]+-(ses_[0-9A-Za-z]+)")
+"""What a call beside an agent's own is named, its title's for instance: by a word before the agent's session."""
+
+
 def session_of(headers: Mapping[str, str], values: Mapping[str, object] | None = None) -> Session | None:
     """Return the session that a request says it belongs to; anything that is no plain id counts as none.
 
@@ -54,6 +59,7 @@ def session_of(headers: Mapping[str, str], values: Mapping[str, object] | None =
             agent = (headers.get(within) or "") if within is not None else ""
             if not _is_plain(agent):
                 return None
+            session = aside[1] if (aside := _ASIDE.fullmatch(session)) is not None else session
             return Session(
                 f"{header}\n{session}\n{agent}",
                 session,

@@ -271,7 +271,7 @@ class RunLinker:
 
     def _sub_agent(self, key: KeyMemory, evidence: RunEvidence, match: _Match | None) -> _Place | None:
         """A new run for a conversation that begins with what an open call says."""
-        if not key.task_lengths or match is not None or evidence.quotes_an_answer:
+        if not key.task_lengths or match is not None or evidence.tool_result_ids:
             return None
         if evidence.session_id is not None and ("session", evidence.session_id) in key.index:
             known = key.index["session", evidence.session_id]
@@ -294,7 +294,7 @@ class RunLinker:
             parent = _root(key.index.get(("session", evidence.parent_session_id)))
         if parent is None or parent is run:
             return False
-        found = _open_task(key, evidence) if key.task_lengths and not evidence.quotes_an_answer else None
+        found = _open_task(key, evidence) if key.task_lengths and not evidence.tool_result_ids else None
         if found is not None and found[0].run is parent:
             be_child(run, parent.run_id, found[0].request_id, found[1])
         else:

@@ -50,11 +50,13 @@ def tasks_of(message: Mapping[str, object] | None) -> dict[Task, list[str]]:
 def openings(messages: Sequence[Mapping[str, object]], lengths: Iterable[int]) -> Iterator[Task]:
     """Yield as what the user's first words may be somebody's task: the ends of each text, in these lengths.
 
-    Programs put words of their own in front of a task, into the same message or the same text.
+    Programs put words of their own in front of a task, into the same message or the same text, and some a whole
+    exchange that nobody had ("Here is the folder …", "Got it."): behind that, the task is what was said last.
     """
     wanted = sorted(lengths, reverse=True)
-    said = [message for message in messages if message.get("role") == "user"][:2]
-    for message in said:
+    said = [message for message in messages if message.get("role") == "user"]
+    has_answer = any(message.get("role") == "assistant" for message in messages)
+    for message in said[:2] if not has_answer else [last for last in said[-1:] if last is messages[-1]]:
         content = message.get("content")
         parts = [content] if isinstance(content, str) else [_text(part) for part in _parts(content)]
         texts = [text for text in parts[:MAX_PARTS] if text]

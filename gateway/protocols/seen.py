@@ -51,9 +51,7 @@ class Seen:
     finish_reason: str | None = None
     is_done: bool = False
     may_call: bool = False  # tools were given; many engines hold a call back until they have all of it
-    is_shown: bool = (
-        False  # its finish reason went to the client, and the engine's count is here: only the end is missing
-    )
+    is_shown: bool = False  # its end went to the client, or all but that: its finish reason, and the count is here
     error: str | None = None  # an error event's class
     error_body: bytes | None = None  # the engine's own words, which the client has not got
     head: Mapping[str, object] | None = None  # id and time of a chat's or completion's stream, as the client has them

@@ -17,7 +17,7 @@ import pytest
 
 from gateway.identity import Caller, effective_salt
 from tests.gateways import Client, gateway_for
-from tests.scripted_engine import DONE, Asked, Script, ScriptedEngine, answer, chunk, event, stream
+from tests.scripted_engine import DONE, Asked, Json, Script, ScriptedEngine, answer, chunk, event, stream
 from tracing.record import Identity, Outcome, UsageSource
 
 
@@ -403,6 +403,50 @@ async def test_a_client_that_leaves_at_the_last_word_has_got_its_answer(
     assert first.link is not None
     assert second.link is not None
     assert (second.link.run_id, second.link.step, second.link.confidence) == (first.link.run_id, 2, 0.95)
+
+
+_STOP: Json = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}}
+_BROKE: Json = {"type": "error", "error": {"type": "api_error", "message": "out of pages"}}
+_RESPONSE: Json = {"id": "resp_q", "object": "response", "output": [], "usage": {"input_tokens": 3, "output_tokens": 2}}
+
+
+@pytest.mark.parametrize(
+    ("path", "events", "error"),
+    [
+        ("chat/completions", [piece for piece in stream(["a"]) if b'"usage"' not in piece], None),
+        ("messages", [event(_STOP)], None),
+        ("messages", [event(_STOP), event({"type": "message_stop"})], None),
+        ("messages", [event(_BROKE)], "api_error"),
+        ("responses", [event({"type": "response.completed", "response": {**_RESPONSE, "status": "completed"}})], None),
+        (
+            "responses",
+            [event({"type": "response.failed", "response": {**_RESPONSE, "status": "failed"}})],
+            "upstream_error",
+        ),
+    ],
+)
+async def test_a_client_that_leaves_at_the_end_leaves_a_record_of_what_it_got(
+    engine: ScriptedEngine, tmp_path: Path, path: str, events: list[bytes], error: str | None
+) -> None:
+    """The connection to the engine is open yet: agents that run a command once and exit are faster than its end."""
+    instances = [{"id": "n", "url": engine.url, "adapter": "openai", "speaks": ["chat", "messages", "responses"]}]
+    engine.script = Script(events=events, end="hang")
+    asks = {
+        "model": "m",
+        "stream": True,
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "hi"}],
+        "input": "hi",
+    }
+    async with gateway_for([engine], tmp_path, instances=instances) as client:
+        leaving = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))  # also at a stream's end
+        async with leaving, leaving.post(f"{client.url}/v1/{path}", json=asks) as response:
+            for _ in events:
+                await response.content.readuntil(b"\n\n")
+            response.close()
+        (record,) = await client.records(1)
+    assert (record.outcome, record.status) == (Outcome.OK if error is None else Outcome.TRUNCATED, 200)
+    assert (record.error, record.attempts[0].error) == (error, error)
 
 
 async def test_heartbeats_before_the_engines_first_byte_and_errors_after_them(

@@ -465,3 +465,44 @@ async def test_a_tenants_salt_is_never_lost_to_an_engine_that_has_no_place_for_i
             await claude.messages.create(**ASK)
     assert engine.asked[0].path == "/v1/chat/completions"
     assert json.loads(engine.asked[0].body)["cache_salt"]
+
+
+@pytest.mark.parametrize("speaks", [["chat"], ["chat", "messages"]])
+async def test_a_conversation_that_no_engine_holds_is_refused_so_that_clients_send_all_of_it(
+    tmp_path: Path, speaks: list[str]
+) -> None:
+    """SGLang and vLLM would pass the member over, and take what it continues for the whole conversation."""
+    async with ScriptedEngine() as engine:
+        instances = [{"id": "n", "url": engine.url, "adapter": "sglang", "speaks": speaks}]
+        async with gateway_for([engine], tmp_path, instances=instances) as gateway:
+            async with gateway.session.post(
+                f"{gateway.url}/v1/messages", json={**ASK, "thread": {"type": "create"}}
+            ) as response:
+                error = (await response.json())["error"]
+            async with gateway.session.post(f"{gateway.url}/v1/messages", json=ASK) as whole:
+                assert whole.status == 200
+    assert (response.status, error["type"]) == (400, "invalid_request_error")
+    assert error["details"] == {"error_code": "thread_unsupported_request"}
+    assert len(engine.asked) == 1
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_turn_of_a_conversation_that_its_engine_holds_is_a_step_of_the_same_run(
+    tmp_path: Path, streams: bool
+) -> None:
+    async with ScriptedEngine() as engine:
+        instances = [{"id": "n", "url": engine.url, "adapter": "openai", "speaks": ["messages"]}]
+        spoken = {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "hi"}]}
+        counts = {"input_tokens": 3, "output_tokens": 1}
+        message = {"id": "msg_1", "model": "m", **spoken, "stop_reason": "end_turn", "usage": counts}
+        engine.script = Script(events=NATIVE) if streams else Script(body=message)
+        async with gateway_for([engine], tmp_path, instances=instances) as gateway:
+            for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+                ask = {**ASK, "thread": thread, "stream": streams}
+                async with gateway.session.post(f"{gateway.url}/v1/messages", json=ask) as response:
+                    await response.read()
+            records = await gateway.records(2)
+    assert [asked.json["thread"]["type"] for asked in engine.asked] == ["create", "continue"]
+    links = [record.link for record in records if record.link is not None]
+    assert [link.method for link in links] == ["new", "previous_response_id"]
+    assert len({link.run_id for link in links}) == 1

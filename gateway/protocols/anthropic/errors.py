@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, NoThreads
 from gateway.protocols.openai_errors import engine_words
 from gateway.protocols.sse import named_event
 
@@ -31,7 +32,8 @@ def kind_of(status: int) -> str:
 
 def error_body(error: GatewayError, request_id: str | None = None) -> bytes:
     """Return an error of the gateway's."""
-    return _body(kind_of(error.status), error.message, request_id)
+    details = {"error_code": error.code} if isinstance(error, NoThreads) else None
+    return _body(kind_of(error.status), error.message, request_id, details)
 
 
 def engine_error_body(status: int, body: bytes, request_id: str | None = None) -> bytes:
@@ -47,5 +49,6 @@ def error_event(body: bytes) -> bytes:
     return named_event("error", body)
 
 
-def _body(kind: str, message: str, request_id: str | None) -> bytes:
-    return json.dumps({"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}).encode()
+def _body(kind: str, message: str, request_id: str | None, details: Mapping[str, str] | None = None) -> bytes:
+    error = {"type": kind, "message": message, **({} if details is None else {"details": details})}
+    return json.dumps({"type": "error", "error": error, "request_id": request_id}).encode()

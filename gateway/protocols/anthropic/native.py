@@ -43,6 +43,7 @@ class NativeMessageReader:
         kind, has_output = value.get("type"), False
         if kind == "message_start" and isinstance(message := value.get("message"), dict):
             self._start_usage = _mapping(message.get("usage"))
+            self._name(message)
             return self._renamed_start(event, data, message), False
         if kind == "content_block_start":
             has_output = self._block(_index(value), _mapping(value.get("content_block")) or {}, is_whole=False)
@@ -68,6 +69,7 @@ class NativeMessageReader:
         for index, block in enumerate(content if isinstance(content, list) else ()):
             if isinstance(block, dict):
                 self._block(index, block, is_whole=True)
+        self._name(value)
         self._stop(value)
         self.seen.usage = _mapping(value.get("usage"))
         if self._model is None or "model" not in value:
@@ -118,9 +120,13 @@ class NativeMessageReader:
         """Take a delta's counts, which are totals: one that a later delta leaves out is what it was."""
         self.seen.usage = {**(self.seen.usage or {}), **{name: n for name, n in told.items() if n is not None}} or None
 
+    def _name(self, message: Json) -> None:
+        if isinstance(identity := message.get("id"), str):
+            self.seen.response_id = identity
+
     def _stop(self, told: Json) -> None:
         if isinstance(reason := told.get("stop_reason"), str) and reason:
-            self.seen.finish_reason = _REASONS.get(reason, reason)
+            self.seen.finish({"finish_reason": _REASONS.get(reason, reason)})
 
     def _renamed_start(self, event: bytes, data: bytes, message: Json) -> bytes:
         if self._model is None or "model" not in message:

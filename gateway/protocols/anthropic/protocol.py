@@ -11,7 +11,7 @@ from gateway.errors import BadRequest, GatewayError
 from gateway.protocols.anthropic.answer import Shown
 from gateway.protocols.anthropic.errors import engine_error_body, error_body, error_event
 from gateway.protocols.anthropic.native import NativeMessageReader
-from gateway.protocols.anthropic.request import read_dialog, shows_thinking
+from gateway.protocols.anthropic.request import continued, read_dialog, shows_thinking
 from gateway.protocols.anthropic.stream import MessageWriter
 from gateway.protocols.base import Answering, AnswerReader, Ask, Sent, ask_of_dialog, objects, untranslatable_ask
 from gateway.protocols.form import Form
@@ -46,8 +46,14 @@ class Messages:
         try:
             dialog = read_dialog(values, needs_limit=needs_limit)
         except BadRequest as error:
-            told = objects(values.get("messages"))
-            return untranslatable_ask(sent, self.endpoint, error, conversation=told, request=shows_thinking(values))
+            return untranslatable_ask(
+                sent,
+                self.endpoint,
+                error,
+                conversation=objects(values.get("messages")),
+                request=shows_thinking(values),
+                previous_response_id=continued(values),
+            )
         return ask_of_dialog(dialog, sent, self.endpoint, request=shows_thinking(values))
 
     def reader(self, ask: Ask, adapter: EngineAdapter, answering: Answering, *, is_native: bool) -> AnswerReader:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from gateway.errors import NoThreads
 from gateway.protocols.base import model_of, stream_of
 from gateway.protocols.dialog import (
     Answered,
@@ -48,7 +49,7 @@ _LEFT_OUT = frozenset(
         "billing_policy", "fallback_credit_token",
     }
 )  # fmt: skip
-_REFUSED = ("container", "mcp_servers", "fallbacks", "thread")
+_REFUSED = ("container", "mcp_servers", "fallbacks")
 _SAMPLING = ("temperature", "top_p")
 _THINKING = frozenset({"thinking", "redacted_thinking"})
 
@@ -59,6 +60,8 @@ def read_dialog(values: Json, *, needs_limit: bool = True) -> Dialog:
     for name in _REFUSED:
         if values.get(name):
             raise request.refused(name)
+    if values.get("thread"):
+        raise NoThreads
     limit = request.count("max_tokens")
     if needs_limit and limit is None:
         raise request.wrong("max_tokens", "Field required")
@@ -82,7 +85,7 @@ def read_dialog(values: Json, *, needs_limit: bool = True) -> Dialog:
         effort=config.maybe_text("effort"),
         user=metadata.maybe_text("user_id"),
         sampling=sampling,
-        extras={name: value for name, value in values.items() if name not in _READ | _LEFT_OUT | {*_REFUSED}},
+        extras={name: value for name, value in values.items() if name not in _READ | _LEFT_OUT | {*_REFUSED, "thread"}},
     )
 
 
@@ -90,6 +93,13 @@ def shows_thinking(values: Json) -> bool:
     """Tell whether the client may be shown what the model thought: not where it turned thinking off."""
     thinking = values.get("thinking")
     return not (isinstance(thinking, dict) and "disabled" in (thinking.get("type"), thinking.get("display")))
+
+
+def continued(values: Json) -> str | None:
+    """Return the id of the answer that the request continues, where an engine holds the conversation up to it."""
+    thread = values.get("thread")
+    previous = thread.get("previous_message_id") if isinstance(thread, dict) else None
+    return previous if isinstance(previous, str) else None
 
 
 def _system(request: Reading) -> list[Turn]:

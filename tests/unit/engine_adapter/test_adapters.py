@@ -38,7 +38,7 @@ def test_a_plain_engine_is_asked_for_nothing_it_may_not_know() -> None:
     assert plain.prepare(Ask("r", stream=False)).members == {}
     prepared = plain.prepare(Ask("r", stream=True, model="theirs", salt="s"))
     assert prepared.members == {"model": "theirs", "stream_options": Merge({"include_usage": True})}
-    assert plain.capabilities == Capabilities(media=True)
+    assert plain.capabilities == Capabilities(media=True, threads=True)
 
 
 def test_sglang_is_asked_for_salt_and_hits_by_tier() -> None:

@@ -54,6 +54,10 @@ def test_sessions_that_agents_name() -> None:
     claude = {"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a"}
     assert session_of({}) is None
     assert session_of({"x-session-id": "s"}) == session_of({"x-session-id": "s", "x-other": "1"}) is not None
+    assert session_of({"x-session-id": "caption-ses_a1B"}) == session_of(
+        {"x-session-id": "ses_a1B"}
+    )  # a call beside it
+    assert session_of({"x-session-id": "team-a1"}) != session_of({"x-session-id": "a1"})
     names = [
         session_of(h) for h in (claude, {"x-claude-code-session-id": "s"}, {"session-id": "s"}, {"x-session-id": "s"})
     ]

@@ -83,6 +83,21 @@ def test_a_conversation_that_begins_with_an_open_call_is_its_child() -> None:
     assert late.parent_run_id is None  # its result is back: nobody waits for it any more
 
 
+def test_an_exchange_that_nobody_had_stands_in_front_of_a_task() -> None:
+    gateway = Gateway()
+    task = calls(("t1", "agent", {"prompt": "Count the lines."}))
+    parent = gateway.step([SYSTEM, user("go")], task)
+    set_up = [WORKER, user("This is the folder: a, b."), says("Understood.")]
+    told = [*set_up, user("Count the lines.")]
+    other = gateway.step([*told, says("What?"), user("Count the words.")], says("6"))  # the task was said, but not last
+    under_way = gateway.step([*set_up, calls(("?", "look", {})), result("?"), user("Count the lines.")], says("7"))
+    child = gateway.step(told, says(LONG))
+    again = gateway.step([*told, says(LONG), user("more")], says("no"))
+    assert (other.parent_run_id, under_way.parent_run_id) == (None, None)
+    assert (child.method, child.parent_run_id, child.parent_call_id) == (LinkMethod.SUB_AGENT, parent.run_id, "t1")
+    assert (again.run_id, again.step) == (child.run_id, 2)
+
+
 def test_each_of_several_equal_calls_has_one_child_and_twins_keep_their_own() -> None:
     gateway = Gateway()
     first = calls(("a", "agent", {"task": "same"}), ("b", "agent", {"task": "same"}))
