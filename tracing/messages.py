@@ -1,10 +1,10 @@
 """A conversation's identity: one chained hash a message, equal for every client spelling of the same message.
 
 Clients send the same history again and again and spell it a little differently each time: a cache marker moves, a null
-content becomes absent, reasoning is stripped, tool arguments are re-serialized. The canonical form keeps what the
-model was told (role, name, text, tool calls, tool results) and nothing else, so that step k+1's list starts with step
-k's list whenever the client only appended. Hashes are one-way and carry no text (privacy), and content-defined, so
-equal in every process.
+content becomes absent, reasoning is stripped, tool arguments are re-serialized, calls get ids of the client's own. The
+canonical form keeps what the model was told (role, name, text, tool calls, tool results) and nothing else, so that step
+k+1's list starts with step k's list whenever the client only appended. Hashes are one-way and carry no text (privacy),
+and content-defined, so equal in every process.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _DECODER = msgspec.json.Decoder()
 _ROLE_ALIASES = {"developer": "system"}
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 _REASONING_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
+_NOT_SAID = frozenset({"cache_control", "id", "tool_use_id"})  # no model writes an id, and some clients make their own
 _CALLS_AS_TEXT = "Calling tools:\n["  # smolagents sends calls back as the text of a list of Python dictionaries
 _CODE_END = "</code>"  # of smolagents' code agent
 _ID_IN_TEXT = re.compile(r"\{'id': '([^'\\]{1,128})', 'type': 'function'")
@@ -125,7 +126,6 @@ def _canonical(message: Mapping[str, object], role: str) -> list[object]:
     return [
         role,
         message.get("name") or "",
-        message.get("tool_call_id") or message.get("call_id") or "",
         content,
         [_call(call) for call in calls] if isinstance(calls, list) else [],
         [_arguments(message.get("arguments")), _content(message.get("output"))],
@@ -133,7 +133,7 @@ def _canonical(message: Mapping[str, object], role: str) -> list[object]:
 
 
 def _content(content: object) -> list[object]:
-    """Text as one stripped string, other parts as they are without their cache markers, reasoning left out."""
+    """Text as one stripped string, other parts as they are without cache markers and ids, reasoning left out."""
     if content is None or content == "":
         return []
     if isinstance(content, str):
@@ -149,7 +149,7 @@ def _content(content: object) -> list[object]:
         if kind in _TEXT_PARTS:
             parts += _content(part.get("text"))
         elif kind not in _REASONING_PARTS:
-            kept = {name: value for name, value in part.items() if name not in ("cache_control", "content")}
+            kept = {name: value for name, value in part.items() if name not in _NOT_SAID and name != "content"}
             parts.append([kept, _content(part.get("content"))])
     return parts
 
@@ -165,8 +165,8 @@ def _call(call: object) -> object:
         return call
     function = call.get("function")
     if not isinstance(function, Mapping):
-        return dict(call)
-    return [call.get("id") or "", function.get("name") or "", _arguments(function.get("arguments"))]
+        return {name: value for name, value in call.items() if name not in _NOT_SAID}
+    return [function.get("name") or "", _arguments(function.get("arguments"))]
 
 
 def _arguments(arguments: object) -> object:

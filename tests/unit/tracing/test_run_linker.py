@@ -193,6 +193,20 @@ def test_numbered_tool_call_ids_are_told_apart_by_the_conversation() -> None:
     assert (one_again.run_id, two_again.run_id) == (one.run_id, two.run_id)
 
 
+def test_a_client_that_gives_calls_ids_of_its_own_stays_one_run_and_its_twin_another() -> None:
+    gateway = Gateway()
+    prompt = [SYSTEM, user("a")]
+    told = [gateway.step(prompt, calls(f"call_{twin}aaaaaaa")) for twin in "bc"]
+    histories = [[*prompt, calls(f"own-{twin}-x"), result(f"own-{twin}-x")] for twin in "bc"]
+    second = [gateway.step(said, calls(f"call_{twin}ddddddd")) for twin, said in zip("bc", histories, strict=True)]
+    third = [gateway.step([*said, calls("own-y"), result("own-y")], says("done")) for said in histories]
+    assert [link.run_id for link in second] == [link.run_id for link in told] == [link.run_id for link in third]
+    assert [link.step for link in third] == [3, 3]
+    assert {link.method for link in second + third} == {LinkMethod.MESSAGE_CHAIN}
+    stranger = gateway.step([*prompt, {**calls("own-z"), "content": "but"}, result("own-z")], says("x"))
+    assert stranger.run_id not in {link.run_id for link in told}
+
+
 def test_a_numbered_id_of_a_finished_conversation_is_no_evidence_for_another() -> None:
     gateway = Gateway()
     one = gateway.step([user("a")], calls("call_0"))
