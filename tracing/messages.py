@@ -16,7 +16,8 @@ from hashlib import blake2b
 import msgspec
 
 DIGEST_BYTES = 16
-_LEAST_SAID_BYTES = 80  # "Done." and the like are said by many
+_LEAST_SAID_BYTES = 60  # "Done." and the like are said by many
+_SPELLING = bytes(sign for sign in range(128) if not chr(sign).isalnum())
 _ENCODER = msgspec.json.Encoder(order="sorted")
 _DECODER = msgspec.json.Decoder()
 _ROLE_ALIASES = {"developer": "system"}
@@ -101,8 +102,11 @@ def last_answer(messages: Sequence[Mapping[str, object]]) -> Mapping[str, object
 
 
 def said_name(message: Mapping[str, object]) -> bytes | None:
-    """What an answer is known by whatever stands before it; ``None`` where it is too short to be anybody's own."""
-    encoded = _ENCODER.encode(_canonical(message, "assistant"))
+    """What an answer is known by whatever stands before it; ``None`` where it is too short to be anybody's own.
+
+    Letters and digits alone: an agent that reads calls in a text may write them anew, with other quotes and spaces.
+    """
+    encoded = _ENCODER.encode(_canonical(message, "assistant")).translate(None, _SPELLING)
     if len(encoded) < _LEAST_SAID_BYTES:
         return None
     return blake2b(encoded, digest_size=DIGEST_BYTES).digest()

@@ -160,6 +160,17 @@ def test_an_answer_that_is_quoted_whole_is_known_behind_another_system_prompt() 
     assert third.run_id != first.run_id  # anybody may have said so little
 
 
+def test_a_call_that_an_agent_reads_in_a_text_and_writes_anew_is_still_its_answer() -> None:
+    gateway = Gateway()
+    words = "Thought: the third shelf has not been searched, so I look there.\nAction: look\nAction Input: "
+    asked = [SYSTEM, user("find it")]
+    first = gateway.step(asked, says(words + '{"shelf": 3, "row": "b"}'))
+    second = gateway.step([*asked, says(words + "{'shelf': 3, 'row': 'b'}"), user("Observation: nothing")], says("no"))
+    other = gateway.step([*asked, says(words + "{'shelf': 4, 'row': 'b'}"), user("Observation: nothing")], says("no"))
+    assert (second.run_id, second.method) == (first.run_id, LinkMethod.QUOTED_ANSWER)
+    assert other.run_id != first.run_id
+
+
 def test_a_run_that_was_named_follows_what_began_alike() -> None:
     gateway = Gateway()
     named = {"explicit_run_id": "n"}
