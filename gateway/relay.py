@@ -308,10 +308,11 @@ class _Carrier:
             out = course.take(data)
             if out and not self._writer.write_soon(out):
                 left = out
-            elif not course.is_over:
-                course.shown()
-                self._begin()
-                return
+            else:
+                course.shown()  # before whoever waits is woken: its client may leave at this word
+                if not course.is_over:
+                    self._begin()
+                    return
         except Exception as error:  # any: it is for who waits, and not for the connection's parser that calls this
             self._failure = error
         self._left = left

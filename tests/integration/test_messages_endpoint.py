@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -426,6 +427,33 @@ async def test_bytes_of_an_engine_that_speaks_messages_pass_both_ways(tmp_path: 
     assert (usage.fresh_tokens, usage.hit_tokens, usage.write_5m_tokens, usage.output_tokens) == (3, 5, 2, 9)
     assert (usage.source, record.finish_reason, record.outcome) == (UsageSource.ENGINE, "stop", Outcome.OK)
     assert refused.outcome is Outcome.UPSTREAM_FAILED
+
+
+@pytest.mark.parametrize("missing", ["message_stop", "the reason"])
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_native_message_is_whole_once_it_says_why_it_stopped(
+    tmp_path: Path, missing: str, leaves: bool
+) -> None:
+    """Whether it is its client that leaves then, or its engine."""
+    never, held = asyncio.Event(), len(NATIVE) - {"message_stop": 1, "the reason": 2}[missing]
+    async with ScriptedEngine() as engine:
+        instances = [{"id": "n", "url": engine.url, "adapter": "openai", "speaks": ["chat", "messages"]}]
+        async with gateway_for([engine], tmp_path, instances=instances) as gateway:
+            engine.script = (
+                Script(events=NATIVE, pause=lambda number: never if number == held else None)
+                if leaves
+                else Script(events=NATIVE[:held], end="reset")
+            )
+            ask = {**ASK, "stream": True}
+            async with gateway.session.post(f"{gateway.url}/v1/messages", json=ask) as response:
+                for _ in range(held):
+                    await response.content.readuntil(b"\n\n")
+                if not leaves:
+                    assert (await response.read() == NATIVE[-1]) is (missing == "message_stop")
+                response.close()
+            (record,) = await gateway.records(1)
+    failed = Outcome.ABORTED if leaves else Outcome.TRUNCATED
+    assert record.outcome is (Outcome.OK if missing == "message_stop" else failed)
 
 
 async def test_an_engine_that_speaks_messages_counts_what_only_it_can_read(tmp_path: Path) -> None:
