@@ -21,7 +21,8 @@ COVERED: Mapping[str, Sequence[str]] = {
         "tests/integration/test_translated_streams.py::test_r03_a_client_that_leaves_stops_the_engine",
     ),
     "R04": (  # clients that do not read
-        "tests/unit/gateway/test_relay.py::test_a_client_that_takes_nothing_is_given_up",
+        "tests/unit/gateway/test_front.py::test_a_client_that_takes_nothing_is_given_up_whatever_is_to_be_sent",
+        "tests/fault/test_aborts.py::test_a_client_that_takes_nothing_of_whole_answers_holds_no_place",
         "tests/unit/gateway/test_relay.py::test_one_event_is_bounded",
         "tests/integration/test_idle_connections.py::test_who_says_nothing_more_is_hung_up_on",
         "tests/unit/gateway/test_bodies.py::test_any_other_is_refused_by_name",
