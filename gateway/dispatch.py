@@ -16,7 +16,6 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.breaker import Ticket
-from gateway.errors import NoThreads
 from gateway.fleet import CachedAs, Fleet
 from gateway.instance import Instance
 from gateway.models import ModelOptions
@@ -121,10 +120,10 @@ class Dispatcher:
 
     def unable(self, model: str, ask: Ask) -> frozenset[str]:
         """Return the instances that cannot answer, whatever their state. Raises the ask's refusal where all cannot."""
-        if ask.refusal is None or all(_can_read(instance, ask) for instance in self._one_of_each(model)):
+        if ask.refusal is None or all(instance.reads(ask) for instance in self._one_of_each(model)):
             return frozenset()
         instances = self._fleet.serving(model)
-        unable = frozenset(instance.id for instance in instances if not _can_read(instance, ask))
+        unable = frozenset(instance.id for instance in instances if not instance.reads(ask))
         if instances and len(unable) == len(instances):
             raise ask.refusal
         return unable
@@ -284,12 +283,6 @@ class Dispatcher:
             self._later(EVENTS_LAG_S, lambda: self._index.release(ticket))
 
         return forget
-
-
-def _can_read(instance: Instance, ask: Ask) -> bool:
-    """Tell whether an instance can read what cannot be translated. Engines that hold no conversations would take a turn
-    of one for the whole, and say nothing."""
-    return instance.speaks(ask.endpoint) and (instance.capabilities.threads or not isinstance(ask.refusal, NoThreads))
 
 
 def _nothing() -> None:

@@ -15,9 +15,11 @@ from engine_adapter.base import Capabilities, EngineAdapter, EventSource, Instan
 from engine_adapter.http import UpstreamResponse
 from gateway.absence import Absence
 from gateway.breaker import Breaker, BreakerOptions, State
+from gateway.errors import NoThreads
 from gateway.feeds import Feed
 from gateway.policy.costs import EngineCosts, Rates
 from gateway.policy.load import Load
+from gateway.protocols.base import Ask
 from gateway.residency import new_scores
 from gateway.tier_use import TierUse
 from gateway.told_loads import ToldLoad
@@ -211,6 +213,11 @@ class Instance:
         """Tell whether it has the endpoint itself."""
         own = self.spec.speaks
         return endpoint in (self.capabilities.endpoints if own is None else own)
+
+    def reads(self, ask: Ask) -> bool:
+        """Tell whether it can read a request as its client wrote it. Engines that hold no conversations would take a
+        turn of one for the whole, and say nothing."""
+        return self.speaks(ask.endpoint) and (self.capabilities.threads or not isinstance(ask.refusal, NoThreads))
 
     async def until_idle(self) -> None:
         """Wait until no request is there any more."""

@@ -99,7 +99,8 @@ class Tokens:
             told = await self._ours(
                 model, lambda encoder: {"count": len(encoder.encode_chat(ask.messages or (), ask.tools))}
             )
-        if told is None and ask.native is not None and (counter := self._able(model, ask.endpoint)) is not None:
+        counter = self._able(model, lambda one: one.reads(ask)) if told is None else None
+        if counter is not None and ask.native is not None:
             told = await self._asked(counter, _COUNTS[ask.endpoint], ask.native, model, forwarded)
         if told is None and ask.refusal is not None:
             raise ask.refusal
@@ -117,7 +118,7 @@ class Tokens:
             raise BadRequest(str(error), param=error.param, code="invalid_prompt") from None
 
     async def _engines(self, model: str, path: str, sent: Sent) -> Json:
-        instance = self._able(model, "tokenize")
+        instance = self._able(model, lambda one: one.speaks("tokenize"))
         told = None if instance is None else await self._asked(instance, path, sent, model)
         if told is None:
             raise BadRequest(
@@ -153,9 +154,9 @@ class Tokens:
         except (msgspec.DecodeError, RecursionError):
             raise UpstreamUnusable("the engine's answer is no JSON object") from None
 
-    def _able(self, model: str, endpoint: str) -> Instance | None:
+    def _able(self, model: str, is_able: Callable[[Instance], bool]) -> Instance | None:
         serving: Sequence[Instance] = self._fleet.serving(model)
-        return next((i for i in serving if i.takes_requests and i.speaks(endpoint)), None)
+        return next((i for i in serving if i.takes_requests and is_able(i)), None)
 
     def _max_len(self, model: str) -> int | None:
         facts = [instance.facts for instance in self._fleet.serving(model)]

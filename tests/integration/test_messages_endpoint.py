@@ -502,11 +502,15 @@ async def test_a_conversation_that_no_engine_holds_is_refused_so_that_clients_se
     """SGLang and vLLM would pass the member over, and take what it continues for the whole conversation."""
     async with ScriptedEngine() as engine:
         instances = [{"id": "n", "url": engine.url, "adapter": "sglang", "speaks": speaks}]
+        engine.pages["/v1/messages/count_tokens"] = b'{"input_tokens": 7}'
         async with gateway_for([engine], tmp_path, instances=instances) as gateway:
             async with gateway.session.post(
                 f"{gateway.url}/v1/messages", json={**ASK, "thread": {"type": "create"}}
             ) as response:
                 error = (await response.json())["error"]
+            counter = f"{gateway.url}/v1/messages/count_tokens"
+            async with gateway.session.post(counter, json={**ASK, "thread": {"type": "create"}}) as uncounted:
+                assert (uncounted.status, (await uncounted.json())["error"]) == (400, error)
             async with gateway.session.post(f"{gateway.url}/v1/messages", json=ASK) as whole:
                 assert whole.status == 200
     assert (response.status, error["type"]) == (400, "invalid_request_error")
