@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import msgspec
 
-from gateway.protocols.dialog import arguments_text
+from gateway.protocols.dialog import told_arguments
 from gateway.protocols.seen import begins_another
 
 Json = Mapping[str, object]
@@ -127,7 +127,7 @@ class AnswerBlocks:
             self._waiting.append(block)
         block.call_id, block.name = block.call_id or _text_of(piece, "id"), block.name or _text_of(function, "name")
         events: list[AnswerEvent] = []
-        if arguments := _arguments(function):
+        if arguments := told_arguments(function):
             block.pieces.append(arguments)
             if block is self._open:
                 events.append(Grew(block, arguments))
@@ -152,12 +152,6 @@ class AnswerBlocks:
             return []
         block, self._open = self._open, None
         return [Closed(block)]
-
-
-def _arguments(function: Json) -> str:
-    """Return a call's arguments as text; some engines write them as the object that they are."""
-    given = function.get("arguments")
-    return arguments_text(given) if isinstance(given, dict) else _text_of(function, "arguments")
 
 
 def _text_of(value: Json, name: str) -> str:

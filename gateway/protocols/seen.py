@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine_adapter.base import UsageParts
+from gateway.protocols.dialog import told_arguments
 from tracing.record import ToolCall
 
 MAX_REMEMBERED_CHARS = 1 << 20
@@ -108,9 +109,13 @@ class Seen:
         if (reason := finish_reason_of(choice)) is None:
             self._ended.setdefault(number, False)
         else:
-            self.finish_reason, self._ended[number] = reason, True
+            self.stop(reason, number)
             matched = choice.get("matched_stop", choice.get("stop_reason"))  # SGLang's and vLLM's word for it
             self.stop_text = matched if isinstance(matched, str) else None
+
+    def stop(self, reason: str, choice: int = 0) -> None:
+        """Note that a choice has ended, for this reason in chat completions' words."""
+        self.finish_reason, self._ended[choice] = reason, True
 
     @property
     def is_answered(self) -> bool:
@@ -192,7 +197,7 @@ class Seen:
         if isinstance(function, dict):
             if isinstance(name := function.get("name"), str):
                 call.name = call.name or name
-            if isinstance(arguments := function.get("arguments"), str):
+            if (arguments := told_arguments(function)) is not None:
                 self._remember(call.arguments, arguments)
 
     def _remember(self, pieces: list[str], text: str) -> None:

@@ -126,7 +126,7 @@ class NativeMessageReader:
 
     def _stop(self, told: Json) -> None:
         if isinstance(reason := told.get("stop_reason"), str) and reason:
-            self.seen.finish({"finish_reason": _REASONS.get(reason, reason)})
+            self.seen.stop(_REASONS.get(reason, reason))
 
     def _renamed_start(self, event: bytes, data: bytes, message: Json) -> bytes:
         if self._model is None or "model" not in message:

@@ -101,7 +101,7 @@ class NativeResponseReader:
         details = response.get("incomplete_details")
         reason = details.get("reason") if isinstance(details, dict) else None
         calls = "tool_calls" if seen.tool_calls else "stop"
-        seen.finish({"finish_reason": {"max_output_tokens": "length", None: calls}.get(reason, str(reason))})
+        seen.stop({"max_output_tokens": "length", None: calls}.get(reason, str(reason)))
         if isinstance(identity := response.get("id"), str):
             seen.response_id = identity
             self._keep(response if self._model is None else response | {"model": self._model})

@@ -64,6 +64,18 @@ def test_an_odd_finish_reason_finishes_no_translated_answer(finish: object) -> N
     assert reader.seen.error is None
 
 
+@pytest.mark.parametrize("given", [{"x": 1}, '{"x": 1}'])
+def test_arguments_are_remembered_as_text_also_where_an_engine_writes_the_object(given: object) -> None:
+    reader = _reader()
+    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": given}}
+    reader.event(event(chunk({"tool_calls": [call]}, finish="tool_calls")))
+    message = reader.seen.message()
+    assert message is not None
+    assert message["tool_calls"] == [
+        {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    ]
+
+
 def test_an_empty_stop_reason_of_a_message_is_none() -> None:
     reader = NativeMessageReader()
     reader.event(event_of(b'{"type":"message_delta","delta":{"stop_reason":""}}'))
