@@ -233,8 +233,8 @@ class _Course:
     def shown(self) -> None:
         """What was taken has gone to the client."""
         seen = self._reader.seen
-        is_over = self._reader.has_ended() and seen.error_body is None
-        seen.is_shown = is_over or (seen.usage is not None and seen.is_answered)
+        is_whole = self.is_over and seen.error_body is None
+        seen.is_shown = is_whole or (seen.usage is not None and seen.is_answered)
 
     def _is_over(self) -> bool:
         return self._reader.has_ended() or self._reader.seen.error_body is not None

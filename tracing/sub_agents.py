@@ -54,9 +54,9 @@ def openings(messages: Sequence[Mapping[str, object]], lengths: Iterable[int]) -
     exchange that nobody had ("Here is the folder …", "Got it."): behind that, the task is what was said last.
     """
     wanted = sorted(lengths, reverse=True)
-    said = [message for message in messages if message.get("role") == "user"]
     has_answer = any(message.get("role") == "assistant" for message in messages)
-    for message in said[:2] if not has_answer else [last for last in said[-1:] if last is messages[-1]]:
+    asked = messages[-1:] if has_answer else messages
+    for message in [message for message in asked if message.get("role") == "user"][:2]:
         content = message.get("content")
         parts = [content] if isinstance(content, str) else [_text(part) for part in _parts(content)]
         texts = [text for text in parts[:MAX_PARTS] if text]

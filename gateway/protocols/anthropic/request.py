@@ -50,6 +50,7 @@ _LEFT_OUT = frozenset(
     }
 )  # fmt: skip
 _REFUSED = ("container", "mcp_servers", "fallbacks")
+_KNOWN = _READ | _LEFT_OUT | {*_REFUSED, "thread"}
 _SAMPLING = ("temperature", "top_p")
 _THINKING = frozenset({"thinking", "redacted_thinking"})
 
@@ -85,7 +86,7 @@ def read_dialog(values: Json, *, needs_limit: bool = True) -> Dialog:
         effort=config.maybe_text("effort"),
         user=metadata.maybe_text("user_id"),
         sampling=sampling,
-        extras={name: value for name, value in values.items() if name not in _READ | _LEFT_OUT | {*_REFUSED, "thread"}},
+        extras={name: value for name, value in values.items() if name not in _KNOWN},
     )
 
 

@@ -31,6 +31,7 @@ _LEFT_OUT = frozenset(
     }
 )  # fmt: skip
 _REFUSED = ("background", "conversation", "prompt")
+_KNOWN = _READ | _LEFT_OUT | {*_REFUSED}
 _SAMPLING = ("temperature", "top_p")
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -61,7 +62,7 @@ def read_dialog(values: Json, items: Sequence[Json]) -> Dialog:
         effort=reasoning.maybe_text("effort"),
         user=request.maybe_text("user"),
         sampling=sampling,
-        extras={name: value for name, value in values.items() if name not in _READ | _LEFT_OUT | {*_REFUSED}},
+        extras={name: value for name, value in values.items() if name not in _KNOWN},
     )
 
 
