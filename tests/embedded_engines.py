@@ -21,7 +21,7 @@ async def engines(folder: Path, count: int) -> AsyncIterator[list[str]]:
     processes = []
     for number in range(count):
         arguments = ("--device-tokens", "6144", "--host-bytes", "256MiB", "--disk-path", str(folder / f"disk-{number}"),
-                     "--disk-bytes", "1GiB", "--threads", str(os.cpu_count() or 1))  # fmt: skip
+                     "--disk-bytes", "512MiB", "--threads", str(os.cpu_count() or 1))  # fmt: skip
         spec = LaunchSpec(f"engine-{number}", free_port(), folder / f"engine-{number}.log", arguments)
         processes.append(EmbeddedProcess(spec))
     async with asyncio.TaskGroup() as group:

@@ -56,7 +56,7 @@ class Stage:
                 model=model,
                 threads=os.cpu_count() or 1,
                 host_bytes=768 << 20,
-                disk_bytes=2 << 30,
+                disk_bytes=1 << 30,
                 pool_bytes=1 << 30,
             )
         )

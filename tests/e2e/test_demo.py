@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,8 @@ STEP_KEYS = {
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str, Path]:
-    """Run the demonstration once; return its summary, what it printed, and its folder."""
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, Any], str, Path]]:
+    """Run the demonstration once; yield its summary, what it printed, and its folder with two disk tiers of 1 GiB."""
     folder = tmp_path_factory.mktemp("stage") / "demo"
     command = [
         sys.executable,
@@ -41,7 +43,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str,
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1100, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return json.loads((folder.parent / "s.json").read_text()), done.stdout, folder
+    yield json.loads((folder.parent / "s.json").read_text()), done.stdout, folder
+    shutil.rmtree(folder)
 
 
 def test_its_last_lines_are_the_summary(demo: tuple[dict[str, Any], str, Path]) -> None:
