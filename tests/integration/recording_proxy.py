@@ -16,6 +16,7 @@ from aiohttp import web
 
 Json = dict[str, Any]
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "host", "te", "upgrade"})
+_DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True)
@@ -91,13 +92,18 @@ class RecordingProxy:
             kept = bytearray()
             async for piece in upstream.content.iter_any():
                 kept += piece
+                if kept.endswith(_DONE):  # who reads this has read everything, and may ask at once what was said
+                    self._keep(request, upstream.status, bytes(kept))
                 await response.write(piece)
-            if request.method == "POST":
-                usage, sglext = counts_in(bytes(kept))
-                request_id = request.headers.get("x-request-id", "")
-                self.answers.append(Recorded(request.path, request_id, upstream.status, usage, sglext))
+            if not kept.endswith(_DONE):
+                self._keep(request, upstream.status, bytes(kept))
             await response.write_eof()
             return response
+
+    def _keep(self, request: web.Request, status: int, body: bytes) -> None:
+        if request.method == "POST":
+            usage, sglext = counts_in(body)
+            self.answers.append(Recorded(request.path, request.headers.get("x-request-id", ""), status, usage, sglext))
 
 
 def counts_in(body: bytes) -> tuple[Json | None, Json | None]:
