@@ -15,8 +15,8 @@ import msgspec
 from engine_adapter.base import Begun, EngineAdapter, UsageParts
 from gateway.protocols.counting import engine_usage
 from gateway.protocols.decode import json_object
+from gateway.protocols.deltas import finish_reason_of
 from gateway.protocols.openai import DONE, DONE_EVENT
-from gateway.protocols.seen import finish_reason_of
 from gateway.protocols.sse import data_of, event_of
 from tracing.record import HitSource, Usage
 

@@ -123,7 +123,6 @@ def _role(message: Mapping[str, object]) -> str:
 
 
 def _canonical(message: Mapping[str, object], role: str) -> list[object]:
-    calls = message.get("tool_calls")
     content = _content(message.get("content"))
     if role == "assistant":
         content = [words for part in content if (words := _own_words(part) if isinstance(part, str) else part)]
@@ -131,9 +130,18 @@ def _canonical(message: Mapping[str, object], role: str) -> list[object]:
         role,
         message.get("name") or "",
         content,
-        [_call(call) for call in calls] if isinstance(calls, list) else [],
+        [_call(call) for call in _calls(message)],
         [_arguments(message.get("arguments")), _content(message.get("output"))],
     ]
+
+
+def _calls(message: Mapping[str, object]) -> Sequence[object]:
+    """The calls of a message; ``function_call`` is the one call of the API before there were tools."""
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        return calls
+    function = message.get("function_call")
+    return () if function is None else [{"function": function}]
 
 
 def _content(content: object) -> list[object]:

@@ -14,8 +14,7 @@ from uuid import uuid4
 
 import msgspec
 
-from gateway.protocols.dialog import told_arguments
-from gateway.protocols.seen import begins_another
+from gateway.protocols.deltas import begins_another, told_arguments, told_calls, told_parts
 
 Json = Mapping[str, object]
 
@@ -73,6 +72,8 @@ AnswerEvent = Opened | Grew | Closed
 _TEXTS = (("reasoning_content", Kind.REASONING), ("reasoning", Kind.REASONING), ("content", Kind.TEXT),
           ("refusal", Kind.REFUSAL))  # fmt: skip
 
+_NO_ARGUMENTS = "{}"
+
 
 class AnswerBlocks:
     """Folds the deltas of a chat completion's first choice into blocks. Whole messages are one delta."""
@@ -92,19 +93,18 @@ class AnswerBlocks:
             if isinstance(text, str) and text and kind not in taken:
                 taken.add(kind)
                 events += self._text(kind, text, logprobs if kind is Kind.TEXT else ())
-        calls = delta.get("tool_calls")
-        for position, piece in enumerate(calls if isinstance(calls, list) else ()):
-            if isinstance(piece, dict):
-                index = piece.get("index")
-                events += self._call(index if isinstance(index, int) else position, piece)
+        for text, is_thought in told_parts(delta.get("content")):
+            events += self._text(Kind.REASONING if is_thought else Kind.TEXT, text, ())
+        for index, piece in told_calls(delta):
+            events += self._call(index, piece)
         return events
 
-    def finish(self) -> list[AnswerEvent]:
-        """Return what closes everything that is open or waits."""
-        events = self._close()
+    def finish(self, *, is_cut: bool = False) -> list[AnswerEvent]:
+        """Return what closes everything that is open or waits. ``is_cut``: the answer met its limit in there."""
+        events = self._close(is_cut=is_cut)
         for block in self._waiting:
             events += self._emit(block)
-            events += self._close()
+            events += self._close(is_cut=is_cut)
         self._waiting.clear()
         return events
 
@@ -127,7 +127,8 @@ class AnswerBlocks:
             self._waiting.append(block)
         block.call_id, block.name = block.call_id or _text_of(piece, "id"), block.name or _text_of(function, "name")
         events: list[AnswerEvent] = []
-        if arguments := told_arguments(function):
+        arguments = told_arguments(function)
+        if arguments and (block.pieces or not arguments.isspace()):  # clients read what there is at each piece as JSON
             block.pieces.append(arguments)
             if block is self._open:
                 events.append(Grew(block, arguments))
@@ -147,10 +148,13 @@ class AnswerBlocks:
         self.blocks.append(block)
         return [Opened(block), *([Grew(block, block.text)] if block.pieces else [])]
 
-    def _close(self) -> list[AnswerEvent]:
+    def _close(self, *, is_cut: bool = False) -> list[AnswerEvent]:
         if self._open is None:
             return []
         block, self._open = self._open, None
+        if block.kind is Kind.CALL and not is_cut and not block.pieces:  # clients read no text as JSON
+            block.pieces.append(_NO_ARGUMENTS)
+            return [Grew(block, _NO_ARGUMENTS), Closed(block)]
         return [Closed(block)]
 
 

@@ -144,13 +144,6 @@ def arguments_text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def told_arguments(function: Json) -> str | None:
-    """Return the arguments of a call that an engine tells, as JSON text or a piece of it; some engines write them as
-    the object that they are."""
-    given = function.get("arguments")
-    return given if isinstance(given, str) else arguments_text(given) if isinstance(given, dict) else None
-
-
 class Reading:
     """Reads members of one object of a request, and says where something is wrong.
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from gateway.protocols.decode import HALF_ESCAPE, json_object, mended, mended_text, with_halves
-from gateway.protocols.seen import finish_reason_of
+from gateway.protocols.deltas import finish_reason_of
 from gateway.protocols.sse import data_of, event_of, with_data
 
 _ESCAPE = b"\\u"

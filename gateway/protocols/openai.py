@@ -20,6 +20,7 @@ from gateway.protocols.openai_errors import GAVE_UP, GAVE_UP_BODY, GAVE_UP_REASO
 from gateway.protocols.seen import Seen
 from gateway.protocols.sse import data_of, event_of, with_data
 
+_SAYING = ("content", "tool_calls", "reasoning_content", "reasoning", "refusal", "function_call")
 _HEAD_MEMBERS = ("id", "created", "model", "system_fingerprint")
 DONE = b"[DONE]"
 DONE_EVENT = event_of(DONE)
@@ -253,8 +254,7 @@ class AnswerReader:
 
 def _has_output(part: Mapping[str, object]) -> bool:
     """Tell whether a message, or a piece of one, says anything."""
-    get = part.get
-    return bool(get("content") or get("tool_calls") or get("reasoning_content") or get("reasoning"))
+    return any(map(part.get, _SAYING))
 
 
 def _holds(value: object, name: str) -> bool:

@@ -6,30 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine_adapter.base import UsageParts
-from gateway.protocols.dialog import told_arguments
+from gateway.protocols.deltas import begins_another, finish_reason_of, told_arguments, told_calls, told_parts
 from tracing.record import ToolCall
 
 MAX_REMEMBERED_CHARS = 1 << 20
 """An answer longer than this isn't remembered for linking the request that will quote it."""
 
 MAX_CALLS = 256
-
-
-def begins_another(call_id: str, name: str, piece: Mapping[str, object]) -> bool:
-    """Tell whether a piece of a call begins another one than the call of this id and name, at whose index it comes.
-
-    Some engines give all calls of an answer the index 0. Others make up a new id for each piece, but name the call only
-    once.
-    """
-    function, identity = piece.get("function"), piece.get("id")
-    is_new = bool(call_id and name and isinstance(identity, str) and identity) and identity != call_id
-    return is_new and isinstance(function, dict) and bool(function.get("name"))
-
-
-def finish_reason_of(choice: Mapping[str, object]) -> str | None:
-    """Return how a choice ended, if it has. An empty reason is none: some engines send that with every chunk."""
-    reason = choice.get("finish_reason")
-    return reason if isinstance(reason, str) and reason else None
 
 
 @dataclass(slots=True)
@@ -160,15 +143,17 @@ class Seen:
     def take(self, choice: int, part: Mapping[str, object]) -> None:
         """Add a message, or a piece of one."""
         self._is_whole = self._is_whole and choice == 0
-        if isinstance(content := part.get("content"), str) and content:
-            self._remember(self._text, content)
+        content = part.get("content")
+        if isinstance(content, str):
+            if content:
+                self._remember(self._text, content)
+        elif content:
+            for text, is_thought in told_parts(content):
+                self._remember(self._reasoning if is_thought else self._text, text)
         if isinstance(thought := part.get("reasoning_content") or part.get("reasoning"), str):
             self._remember(self._reasoning, thought)
-        calls = part.get("tool_calls")
-        for position, piece in enumerate(calls if isinstance(calls, list) else ()):
-            if isinstance(piece, dict):
-                index = piece.get("index")
-                self._take_call(choice, index if isinstance(index, int) else position, piece)
+        for index, piece in told_calls(part):
+            self._take_call(choice, index, piece)
 
     def take_text(self, choice: int, text: str) -> None:
         """Add a piece of a completion."""

@@ -16,8 +16,9 @@ from gateway.errors import UpstreamUnusable
 from gateway.protocols.answer import AnswerBlocks, AnswerEvent, Block
 from gateway.protocols.counting import reading_of
 from gateway.protocols.decode import json_object
+from gateway.protocols.deltas import finish_reason_of
 from gateway.protocols.openai_errors import GAVE_UP, GAVE_UP_BODY, GAVE_UP_REASONS, error_class
-from gateway.protocols.seen import Seen, finish_reason_of
+from gateway.protocols.seen import Seen
 from gateway.protocols.sse import data_of
 from tracing.record import Usage
 
@@ -98,7 +99,7 @@ class TranslatedReader:
         if _gave_up(answer):
             raise UpstreamUnusable(GAVE_UP.message, code=GAVE_UP.code)
         self._take(answer, "message")
-        self._blocks.finish()
+        self._close()
         return self._writer.whole(self._blocks.blocks, self._finish(), self._usage())
 
     def closing(self) -> bytes:
@@ -107,7 +108,7 @@ class TranslatedReader:
             return b""
         self.seen.is_done = True
         out = b"" if self._has_begun else self._begin()
-        if events := self._blocks.finish():
+        if events := self._close():
             out += self._writer.write(events)
         return out + self._writer.end(self._blocks.blocks, self._finish(), self._usage())
 
@@ -137,6 +138,9 @@ class TranslatedReader:
             return []
         self.seen.take(0, part)
         return self._blocks.take(part, _logprobs(choice))
+
+    def _close(self) -> Sequence[AnswerEvent]:
+        return self._blocks.finish(is_cut=self.seen.finish_reason == "length")
 
     def _finish(self) -> Finish:
         return Finish(self.seen.finish_reason, self.seen.stop_text)

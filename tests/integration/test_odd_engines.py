@@ -8,12 +8,14 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import anthropic
+import openai
 import pytest
 import pytest_asyncio
 
 from gateway.protocols.seen import Seen
 from tests.gateways import Client, gateway_for
-from tests.scripted_engine import DONE, Json, Script, ScriptedEngine, answer, chunk, stream
+from tests.scripted_engine import DONE, Json, Script, ScriptedEngine, answer, chunk, event, stream, usage_chunk
 from tracing.record import Outcome
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -175,3 +177,76 @@ async def test_whose_pages_an_engine_takes_is_no_clients_business(
         assert response.status == 400
         assert member in (await response.json())["error"]["message"]
     assert engine.asked == []
+
+
+def call(**function: object) -> Json:
+    return chunk({"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "f", **function}}]})
+
+
+ODD_WAYS: dict[str, tuple[list[Json], list[Json]]] = {
+    "no arguments": ([call()], [{"type": "tool_use", "name": "f", "input": {}}]),
+    "blank arguments": ([call(arguments=" ")], [{"type": "tool_use", "name": "f", "input": {}}]),
+    "a space before them": (
+        [call(arguments=" "), chunk({"tool_calls": [{"index": 0, "function": {"arguments": '{"x":1}'}}]})],
+        [{"type": "tool_use", "name": "f", "input": {"x": 1}}],
+    ),
+    "a call from before there were tools": (
+        [chunk({"function_call": {"name": "f", "arguments": '{"x"'}}), chunk({"function_call": {"arguments": ":1}"}})],
+        [{"type": "tool_use", "name": "f", "input": {"x": 1}}],
+    ),
+    "content in parts": (
+        [
+            chunk({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]}),
+            chunk({"content": [{"type": "text", "text": "an"}, {"type": "text", "text": "swer"}]}),
+            chunk({"content": "!"}),
+        ],
+        [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "answer!"}],
+    ),
+}
+
+
+@pytest.mark.parametrize("way", ODD_WAYS)
+async def test_whatever_way_an_engine_says_it_the_official_clients_read_it(
+    gateway: Client, engine: ScriptedEngine, way: str
+) -> None:
+    said, blocks = ODD_WAYS[way]
+    engine.script = Script(
+        events=[event(each) for each in (*said, chunk({}, finish="stop"), usage_chunk(10, 5))] + [DONE]
+    )
+    asked: Json = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+    async with (
+        anthropic.AsyncAnthropic(base_url=gateway.url, api_key="x", max_retries=0) as messages,
+        messages.messages.stream(**asked) as events,
+    ):
+        message = await events.get_final_message()
+    shown = [block.model_dump(include=set(expected)) for block, expected in zip(message.content, blocks, strict=True)]
+    assert shown == blocks
+    is_call = blocks[-1]["type"] == "tool_use"
+    assert message.stop_reason == ("tool_use" if is_call else "end_turn")
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="x", max_retries=0) as client:
+        async with client.responses.stream(model="m", input="hi") as items:
+            response = await items.get_final_response()
+        async with await client.chat.completions.create(model="m", messages=asked["messages"], stream=True) as chunks:
+            request_id = chunks.response.headers["x-keepwarm-request-id"]
+            async for _ in chunks:
+                pass
+    last = response.output[-1]
+    if is_call:
+        assert last.type == "function_call"
+        assert (last.name, json.loads(last.arguments)) == (blocks[-1]["name"], blocks[-1]["input"])
+    else:
+        assert response.output_text == blocks[-1]["text"]
+    record = await gateway.record(request_id)
+    assert [called.name for called in record.tool_calls] == (["f"] if is_call else [])
+
+
+async def test_a_response_that_fails_before_it_began_is_one_that_began_and_failed(
+    gateway: Client, engine: ScriptedEngine
+) -> None:
+    engine.script = Script(events=[event({"error": {"message": "no room", "type": "server_error"}})])
+    async with (
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="x", max_retries=0) as client,
+        client.responses.stream(model="m", input="hi") as events,
+    ):
+        kinds = [each.type async for each in events]
+    assert kinds == ["response.created", "response.in_progress", "error", "response.failed"]

@@ -53,12 +53,10 @@ class ResponseWriter:
         return self._event(f"response.{whole['status']}", {"response": whole})
 
     def failure(self, error_body: bytes) -> bytes:
-        """Return ``error``, and ``response.failed`` where a response had begun."""
+        """Return ``error`` and ``response.failed``, of a response that has begun: clients know no other."""
+        out = b"" if self._has_begun else self.begin()
         words = engine_words(500, error_body)
-        told: Json = {"code": words.code or words.kind, "message": words.message, "param": words.param}
-        out = self._event("error", told)
-        if not self._has_begun:
-            return out
+        out += self._event("error", {"code": words.code or words.kind, "message": words.message, "param": words.param})
         failed = response(self._echo, "failed", error={"code": "server_error", "message": words.message})
         return out + self._event("response.failed", {"response": failed})
 

@@ -395,3 +395,13 @@ def test_a_step_whose_last_answer_is_reworded_follows_that_answer(header: dict[s
     before = gateway.step(second, says("two"), **header)
     link = gateway.step([*second, says("two, in other words"), user("c")], says("three"), **header)
     assert (link.run_id, link.step, link.previous_request_id) == (before.run_id, 3, "r2")
+
+
+def test_a_call_of_the_api_before_there_were_tools_is_part_of_the_conversation() -> None:
+    gateway, asked = Gateway(), [SYSTEM, user("hi")]
+    called: Message = {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": '{"x": 1}'}}
+    other: Message = {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": '{"x": 2}'}}
+    first, twin = gateway.step(asked, called), gateway.step(asked, other)
+    found: Message = {"role": "function", "name": "look", "content": "three"}
+    assert gateway.step([*asked, called, found], says("3")).run_id == first.run_id
+    assert gateway.step([*asked, other, found], says("4")).run_id == twin.run_id != first.run_id
