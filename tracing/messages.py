@@ -62,7 +62,7 @@ def tool_result_ids(messages: Iterable[Mapping[str, object]]) -> tuple[str, ...]
     found: list[str] = []
     for message in messages:
         candidates = [message.get("tool_call_id") if message.get("role") == "tool" else None]
-        if message.get("type") == "function_call_output":
+        if item_role(message.get("type")) == "tool":
             candidates.append(message.get("call_id"))
         content = message.get("content")
         if message.get("role") == "assistant":
@@ -116,10 +116,17 @@ def _role(message: Mapping[str, object]) -> str:
     role = message.get("role")
     if isinstance(role, str):
         return _ROLE_ALIASES.get(role, role)
-    kind = message.get("type")  # a Responses item has a type and, unless it is a message, no role
-    if kind in ("function_call", "reasoning"):
+    return item_role(message.get("type"))
+
+
+def item_role(kind: object) -> str:
+    """Whose a Responses item of this type is that isn't a message and so has no role: ``assistant``, ``tool``, or
+    nobody's. Each tool has types of its own: ``function_call`` and its ``_output``, ``custom_tool_call``, and so on."""
+    if not isinstance(kind, str):
+        return ""
+    if kind == "reasoning" or kind.endswith("_call"):
         return "assistant"
-    return "tool" if kind == "function_call_output" else ""
+    return "tool" if kind.endswith("_call_output") else ""
 
 
 def _canonical(message: Mapping[str, object], role: str) -> list[object]:
@@ -131,7 +138,7 @@ def _canonical(message: Mapping[str, object], role: str) -> list[object]:
         message.get("name") or "",
         content,
         [_call(call) for call in _calls(message)],
-        [_arguments(message.get("arguments")), _content(message.get("output"))],
+        [_arguments(message.get("arguments", message.get("input"))), _content(message.get("output"))],
     ]
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from tracing.messages import item_role
+
 MARKER: Final = "cache_control"
-_ITEMS: Final = ("message", "function_call", "function_call_output", "reasoning")
-"""No set: what stands in their place may be anything that JSON has."""
 _BOOKKEEPING: Final = frozenset({MARKER, "id", "status"})
 _MARKERS: Final = frozenset({MARKER})
 _MISSING: Final = object()
@@ -36,7 +36,7 @@ class Difference:
 
 def unsaid_members(value: Mapping[str, object]) -> frozenset[str]:
     """Return which members of an object no prompt shows: cache markers, and what names an item of a response."""
-    return _BOOKKEEPING if value.get("type") in _ITEMS or "role" in value else _MARKERS
+    return _BOOKKEEPING if "role" in value or item_role(value.get("type")) else _MARKERS
 
 
 def differences(before: object, after: object, path: str, *, ordered: bool) -> Iterator[Difference]:

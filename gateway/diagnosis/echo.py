@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from gateway.diagnosis.difference import Difference, How
 from gateway.diagnosis.sections import Kept
 from tracing.detail import BreakKind
+from tracing.messages import item_role
 
 Echoed = tuple[str, Difference, int, int, BreakKind]
 """Section, difference, characters kept before and repeated behind it, and its kind: what ``compare.Found`` holds."""
@@ -39,7 +40,7 @@ def _quoted(messages: Sequence[object]) -> list[Mapping[str, object]]:
     for message in messages:
         if not isinstance(message, Mapping):
             break
-        is_own = message.get("role") == "assistant" or message.get("type") in ("function_call", "reasoning")
+        is_own = "assistant" in (message.get("role"), item_role(message.get("type")))
         if not is_own:
             break
         found.append(message)

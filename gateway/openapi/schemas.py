@@ -81,8 +81,8 @@ _MODES: Schema = {"enum": ["auto", "none", "required", None]}
 _RESPONSES_NEEDS: Mapping[str, Schema] = {"model": MODEL, "input": {"anyOf": [STRING, listed(ref("Item"))]}}
 _RESPONSES_REQUEST: Mapping[str, Schema] = {
     "instructions": {"type": ["string", "null"]},
-    "tools": {"anyOf": [listed(ref("FunctionTool")), {"type": "null"}]},
-    "tool_choice": {"anyOf": [_MODES, members({"type": constant("function"), "name": STRING})]},
+    "tools": {"anyOf": [listed({"oneOf": [ref("FunctionTool"), ref("CustomTool")]}), {"type": "null"}]},
+    "tool_choice": {"anyOf": [_MODES, members({"type": {"enum": ["function", "custom"]}, "name": STRING})]},
     "parallel_tool_calls": FLAG,
     "max_output_tokens": LIMIT,
     "temperature": NUMBER,
@@ -174,12 +174,26 @@ SCHEMAS: Mapping[str, Schema] = {
             members({"role": constant("assistant"), "content": STRING}, {"type": {"enum": ["message", None]}}),
             members({"type": constant("function_call"), "call_id": STRING, "name": STRING, "arguments": STRING}),
             members({"type": constant("function_call_output"), "call_id": STRING, "output": STRING}),
+            members({"type": constant("custom_tool_call"), "call_id": STRING, "name": STRING, "input": STRING}),
+            members({"type": constant("custom_tool_call_output"), "call_id": STRING, "output": STRING}),
         ],
         "description": "Also reasoning items, item references, and an assistant's message in parts.",
     },
     "FunctionTool": members(
         {"type": constant("function"), "name": STRING},
         {"parameters": maybe(OBJECT), "description": {"type": ["string", "null"]}, "strict": FLAG},
+    ),
+    "CustomTool": members(
+        {"type": constant("custom"), "name": STRING},
+        {
+            "description": {"type": ["string", "null"]},
+            "format": {
+                "oneOf": [
+                    members({"type": constant("text")}),
+                    members({"type": constant("grammar"), "syntax": STRING, "definition": STRING}),
+                ]
+            },
+        },
     ),
     "TextFormat": {
         "oneOf": [

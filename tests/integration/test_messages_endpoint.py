@@ -68,6 +68,30 @@ async def test_a_message_is_asked_as_a_chat_and_answered_as_a_message(
     assert (record.usage.hit_tokens, record.usage.output_tokens) == (64, 7)
 
 
+async def test_what_is_said_of_a_document_and_which_tools_were_found_is_told(
+    engine: ScriptedEngine, claude: AsyncAnthropic
+) -> None:
+    parts = {"type": "content", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}
+    text = {"type": "text", "media_type": "text/plain", "data": "words"}
+    read: list[Any] = [
+        {"type": "document", "title": "T", "context": "C", "source": text},
+        {"type": "document", "title": "P", "source": parts},
+        {"type": "document", "source": {"type": "content", "content": "bare"}},
+    ]
+    found: list[Any] = [
+        {"type": "tool_reference", "tool_name": "look"},
+        {"type": "tool_reference", "tool_name": "find"},
+    ]
+    messages: list[Any] = [
+        {"role": "user", "content": read},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "search", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": found}]},
+    ]
+    await claude.messages.create(model="m", max_tokens=9, messages=messages, tools=TOOLS)
+    said = [message["content"] for message in engine.asked[0].json["messages"]]
+    assert (said[0], said[-1]) == ("T\nC\nwords\nP\none\ntwo\nbare", "look\nfind")
+
+
 async def test_the_whole_vocabulary_reaches_the_engine(engine: ScriptedEngine, claude: AsyncAnthropic) -> None:
     messages: list[Any] = [
         {

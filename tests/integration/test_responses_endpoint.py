@@ -352,6 +352,59 @@ async def test_functions_in_a_namespace_are_called_by_their_own_names(engine: Sc
     assert quoted["function"]["name"] == "crm__look_up"
 
 
+PATCH: Any = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edit files",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"},
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        (('{"inp', 'ut": "*** Begin\\n\\"x\\""}'), '*** Begin\n"x"'),
+        (('"as a string"',), "as a string"),
+        (("no JSON",), "no JSON"),
+        (('{"other": 1}',), '{"other": 1}'),
+    ],
+)
+async def test_a_custom_tool_is_a_function_of_one_string_to_the_engine(
+    engine: ScriptedEngine, gpt: AsyncOpenAI, arguments: tuple[str, ...], given: str
+) -> None:
+    tools: list[Any] = [*TOOLS, PATCH]
+    first = call_piece(0, id="call_a", name="apply_patch")
+    call = call_piece(0, id="call_a", name="apply_patch", arguments="".join(arguments))
+    engine.script = Script(body=whole({"tool_calls": call["tool_calls"]}, "tool_calls"))
+    plain = strictly(
+        await gpt.responses.create(model="m", input="hi", tools=tools, tool_choice=PATCH | {"type": "custom"})
+    )
+    pieces = [call_piece(0, arguments=piece) for piece in arguments]
+    engine.script = Script(events=streamed([first, *pieces, {"content": "so"}], "tool_calls"))
+    seen = [event async for event in await gpt.responses.create(model="m", input="hi", tools=tools, stream=True)]
+    for event in seen:
+        strictly(event)
+    asked = engine.asked[0].json
+    function = asked["tools"][-1]["function"]
+    assert function["parameters"]["required"] == ["input"]
+    assert function["description"].startswith("Edit files")
+    assert "lark grammar:\nstart: /.+/" in function["description"]
+    assert asked["tool_choice"] == {"type": "function", "function": {"name": "apply_patch"}}
+    ended = [event.item for event in seen if event.type == "response.output_item.done"]
+    for item in (plain.output[0], ended[0]):
+        assert item.type == "custom_tool_call"
+        assert (item.name, item.call_id, item.input) == ("apply_patch", "call_a", given)
+    assert [event.delta for event in seen if event.type == "response.custom_tool_call_input.delta"] == [given]
+    assert [event.input for event in seen if event.type == "response.custom_tool_call_input.done"] == [given]
+    assert not any(event.type.startswith("response.function_call") for event in seen)
+    engine.script = Script(body=answer("done"))
+    result: list[Any] = [{"type": "custom_tool_call_output", "call_id": "call_a", "output": "ok"}]
+    await gpt.responses.create(model="m", input=result, previous_response_id=plain.id, tools=tools)
+    quoted, told = engine.asked[-1].json["messages"][1:]
+    assert json.loads(quoted["tool_calls"][0]["function"]["arguments"]) == {"input": given}
+    assert told == {"role": "tool", "tool_call_id": "call_a", "content": "ok"}
+
+
 async def test_items_can_be_referred_to(engine: ScriptedEngine, gpt: AsyncOpenAI) -> None:
     engine.script = Script(body=whole(THOUGHT_AND_TWO_CALLS_WHOLE, "tool_calls"))
     made = await gpt.responses.create(model="m", input="hi", tools=TOOLS)

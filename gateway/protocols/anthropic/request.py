@@ -174,6 +174,8 @@ def _part(block: Reading) -> Part:
     if kind == "search_result":
         texts = [_expect(part, "text").text("text") for part in block.objects("content")]
         return Text("\n".join([block.text("title"), block.text("source"), *texts]))
+    if kind == "tool_reference":  # by which a client's own search for tools tells what it found: they are all given
+        return Text(block.text("tool_name"))
     raise block.refused("type", f"engines behind this gateway cannot read a block of type {kind!r}")
 
 
@@ -198,13 +200,15 @@ def _document(block: Reading, source: Reading) -> Part:
     if kind == "base64":
         return File(f"data:{source.text('media_type')};base64,{source.text('data')}", title)
     if kind == "text":
-        return Text(source.text("data"))
-    if kind == "content":
-        content = source.values.get("content")
-        if isinstance(content, str):
-            return Text(content)
-        return Text("\n".join(_expect(part, "text").text("text") for part in source.objects("content")))
-    raise source.refused("type", f"a document of type {kind!r} lies where no engine can read it")
+        texts = [source.text("data")]
+    elif kind == "content" and isinstance(content := source.values.get("content"), str):
+        texts = [content]
+    elif kind == "content":
+        texts = [_expect(part, "text").text("text") for part in source.objects("content")]
+    else:
+        raise source.refused("type", f"a document of type {kind!r} lies where no engine can read it")
+    about = [told for told in (title, block.maybe_text("context")) if told]
+    return Text("\n".join([*about, *texts]))
 
 
 def _answered(blocks: Sequence[Reading]) -> Answered:

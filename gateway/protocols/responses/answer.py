@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gateway.protocols.answer import Block, Kind
 from gateway.protocols.base import Answering
+from gateway.protocols.responses.custom_tools import CUSTOM, input_of
 from gateway.protocols.responses.namespaces import own_names
 from gateway.protocols.translated import Finish
 from tracing.record import Usage
@@ -56,8 +57,12 @@ class Echo:
         return self.answering.request_id.removeprefix("req-")
 
     def called(self, block: Block) -> Mapping[str, object]:
-        """Return the name of a called function, and its namespace if it has one."""
+        """Return the type and name of a called tool, and its namespace if it has one."""
         return own_names(self.values.get("tools"), block.name)
+
+    def is_custom(self, block: Block) -> bool:
+        """Tell whether the block is a call of a tool whose input is text."""
+        return block.kind is Kind.CALL and self.called(block)["type"] == CUSTOM
 
     def item_id(self, block: Block, index: int) -> str:
         """Return an output item's id."""
@@ -105,8 +110,10 @@ def item(echo: Echo, block: Block, index: int, status: str = "completed") -> Jso
     """Return a block as an output item."""
     head: Json = {"id": echo.item_id(block, index), "status": status}
     if block.kind is Kind.CALL:
-        called = {"call_id": block.call_id, **echo.called(block), "arguments": block.text}
-        return {"type": "function_call", **head, **called}
+        head |= {"call_id": block.call_id, **echo.called(block)}
+        if head["type"] == CUSTOM:
+            return {**head, "type": "custom_tool_call", "input": input_of(block.text)}
+        return {**head, "type": "function_call", "arguments": block.text}
     if block.kind is Kind.REASONING:
         return {"type": "reasoning", **head, "summary": [], "content": [part(block)]}
     return {"type": "message", **head, "role": "assistant", "content": [part(block)]}

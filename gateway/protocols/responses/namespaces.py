@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from gateway.protocols.responses.custom_tools import CUSTOM
+
 NAMESPACE: Final = "namespace"
+FUNCTION: Final = "function"
+_KINDS: Final = (FUNCTION, CUSTOM)
 _JOINT: Final = "__"
 
 
@@ -19,20 +23,21 @@ def whole_name(namespace: str | None, name: str) -> str:
 
 
 def own_names(tools: object, name: str) -> Mapping[str, object]:
-    """Return a called function's name, and its namespace if it has one, from what an engine calls it.
+    """Return a called tool's type and name, and its namespace if it has one, from what an engine calls it.
 
-    ``tools``: a request's, as they came. O(tools).
+    ``tools``: a request's, as they came. What is none of them is a function. O(tools).
     """
     given = _objects(tools)
-    if any(tool.get("type") == "function" and tool.get("name") == name for tool in given):
-        return {"name": name}
+    for tool in given:
+        if tool.get("type") in _KINDS and tool.get("name") == name:
+            return {"type": tool["type"], "name": name}
     for tool in given:
         if tool.get("type") == NAMESPACE and isinstance(space := tool.get("name"), str):
             for inner in _objects(tool.get("tools")):
                 own = inner.get("name")
                 if isinstance(own, str) and whole_name(space, own) == name:
-                    return {"name": own, NAMESPACE: space}
-    return {"name": name}
+                    return {"type": inner.get("type"), "name": own, NAMESPACE: space}
+    return {"type": FUNCTION, "name": name}
 
 
 def _objects(value: object) -> Sequence[Mapping[str, object]]:

@@ -19,6 +19,7 @@ Json = Mapping[str, object]
 _OUTPUT = (
     "response.output_text.delta", "response.refusal.delta", "response.reasoning_text.delta",
     "response.reasoning_summary_text.delta", "response.function_call_arguments.delta",
+    "response.custom_tool_call_input.delta",
 )  # fmt: skip
 _ENDS = ("response.completed", "response.incomplete", "response.failed")
 """No sets: an engine's event may have anything that JSON has for a type."""
@@ -107,8 +108,8 @@ class NativeResponseReader:
             self._keep(response if self._model is None else response | {"model": self._model})
 
     def _item(self, index: int, item: Json) -> None:
-        if item.get("type") == "function_call":
-            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        if item.get("type") in ("function_call", "custom_tool_call"):
+            function = {"name": item.get("name"), "arguments": item.get("arguments", item.get("input"))}
             self.seen.take(0, {"tool_calls": [{"index": index, "id": item.get("call_id"), "function": function}]})
         content = item.get("content")
         for part in content if item.get("type") == "message" and isinstance(content, list) else ():

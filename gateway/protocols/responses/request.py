@@ -1,9 +1,9 @@
 """A Responses request as a dialog.
 
-Read and understood: input items of every kind that chat completions have a word for, instructions, function tools (in
-namespaces, too), structured output, reasoning effort, logprobs. Read and left out, since nothing behind the gateway
-depends on them: what concerns the vendor's own storage, caches and tiers. Refused by name: tools that are no functions,
-background work, conversations and prompts that are kept at the vendor.
+Read and understood: input items of every kind that chat completions have a word for, instructions, functions and custom
+tools (in namespaces, too), structured output, reasoning effort, logprobs. Read and left out, since nothing behind the
+gateway depends on them: what concerns the vendor's own storage, caches and tiers. Refused by name: tools that run at
+the vendor, background work, conversations and prompts that are kept there.
 
 Source: OpenAI's API reference, Responses.
 """
@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 
 from gateway.protocols.base import model_of, stream_of
 from gateway.protocols.dialog import Choice, Dialog, Format, Json, Reading, Said, Text, Tool, Turn, joined
+from gateway.protocols.responses.custom_tools import CUSTOM, function_of
 from gateway.protocols.responses.items import turns_of
-from gateway.protocols.responses.namespaces import NAMESPACE, whole_name
+from gateway.protocols.responses.namespaces import FUNCTION, NAMESPACE, whole_name
 
 _READ = frozenset(
     {
@@ -81,11 +82,14 @@ def _tools(request: Reading) -> Iterator[Tool]:
 
 def _tool(tool: Reading, namespace: str | None = None) -> Tool:
     kind = tool.text("type")
-    if kind != "function":
-        raise tool.refused("type", f"engines here can be given functions, and no tool of type {kind!r}")
+    if kind not in (FUNCTION, CUSTOM):
+        raise tool.refused("type", f"engines here can be given functions and custom tools, and none of type {kind!r}")
+    name = whole_name(namespace, tool.text("name"))
+    if kind == CUSTOM:
+        return function_of(tool, name)
     parameters = tool.object("parameters")
     return Tool(
-        whole_name(namespace, tool.text("name")),
+        name,
         None if parameters is None else parameters.values,
         tool.maybe_text("description"),
         tool.flag("strict"),
@@ -102,8 +106,8 @@ def _choice(request: Reading) -> Choice | None:
             raise request.wrong("tool_choice", "must be auto, none, required or a function")
         return modes[given]
     choice = request.object("tool_choice") or Reading({})
-    if choice.text("type") != "function":
-        raise choice.refused("type", "only a function can be chosen")
+    if choice.text("type") not in (FUNCTION, CUSTOM):
+        raise choice.refused("type", "only a function or a custom tool can be chosen")
     return Choice("named", whole_name(choice.maybe_text(NAMESPACE), choice.text("name")))
 
 

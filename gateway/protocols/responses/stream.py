@@ -34,6 +34,7 @@ class ResponseWriter:
         self._echo, self._keep = echo, keep
         self._sequence = 0
         self._index = -1  # of the item that is open
+        self._is_custom = False
         self._has_begun = False
 
     def begin(self) -> bytes:
@@ -70,6 +71,7 @@ class ResponseWriter:
         block = event.block
         if isinstance(event, Opened):
             self._index += 1
+            self._is_custom = self._echo.is_custom(block)
             added = self._event(
                 "response.output_item.added", self._at(item=opened_item(self._echo, block, self._index))
             )
@@ -79,6 +81,8 @@ class ResponseWriter:
                 "response.content_part.added", self._in_part(block, part=part(block, is_empty=True))
             )
         if isinstance(event, Grew):
+            if self._is_custom:
+                return b""  # its input is inside of what grows, and is told when that is whole
             members = self._in_part(block, delta=event.text)
             if block.kind is Kind.TEXT:
                 members["logprobs"] = list(event.logprobs)
@@ -87,16 +91,23 @@ class ResponseWriter:
         return self._closed(block)
 
     def _closed(self, block: Block) -> bytes:
+        whole = item(self._echo, block, self._index)
+        ended = self._at(item=whole)
+        if self._is_custom:
+            told = whole["input"]
+            out = self._event("response.custom_tool_call_input.delta", self._in_part(block, delta=told))
+            out += self._event("response.custom_tool_call_input.done", self._in_part(block, input=told))
+            return out + self._event("response.output_item.done", ended)
         name, member = _DONE[block.kind]
         members = self._in_part(block, **{member: block.text})
         if block.kind is Kind.TEXT:
             members["logprobs"] = block.logprobs
         if block.kind is Kind.CALL:
-            members["name"] = self._echo.called(block)["name"]
+            members["name"] = whole["name"]
         out = self._event(name, members)
         if block.kind is not Kind.CALL:
             out += self._event("response.content_part.done", self._in_part(block, part=part(block)))
-        return out + self._event("response.output_item.done", self._at(item=item(self._echo, block, self._index)))
+        return out + self._event("response.output_item.done", ended)
 
     def _at(self, **members: object) -> Json:
         return {"output_index": self._index, **members}

@@ -405,3 +405,24 @@ def test_a_call_of_the_api_before_there_were_tools_is_part_of_the_conversation()
     found: Message = {"role": "function", "name": "look", "content": "three"}
     assert gateway.step([*asked, called, found], says("3")).run_id == first.run_id
     assert gateway.step([*asked, other, found], says("4")).run_id == twin.run_id != first.run_id
+
+
+@pytest.mark.parametrize("kind", ["function_call", "custom_tool_call", "shell_call", "computer_call"])
+def test_the_calls_of_every_tool_that_responses_know_link_their_results(kind: str) -> None:
+    gateway, asked = Gateway(), [user("hi")]
+    link, request_id = gateway.ask(asked)
+    gateway.linker.answered(link, request_id, ["c1"], message_chain(asked), key_id=gateway.key_id)
+    called: Message = {"type": kind, "call_id": "c1", "name": "look", "input": "x"}
+    rewritten = [
+        user("what was before is told anew"),
+        called,
+        {"type": f"{kind}_output", "call_id": "c1", "output": "o"},
+    ]
+    assert new_tool_result_ids(rewritten) == ("c1",)
+    assert gateway.step(rewritten, says("done")).run_id == link.run_id
+
+
+def test_what_a_custom_tool_is_given_is_part_of_the_conversation() -> None:
+    one, other = ({"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": text} for text in "ab")
+    assert message_chain([one]) != message_chain([other])
+    assert [link.role for link in message_chain([one])] == ["assistant"]
