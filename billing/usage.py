@@ -328,6 +328,13 @@ def recovered_usage(
     return UsageReading(replace(reading.usage, hit_source=HitSource.INFERRED), reading.problems)
 
 
+def with_output_of(reading: UsageReading, seen_tokens: int) -> UsageReading:
+    """Return the counts of an answer that was cut, with the output that was seen of it instead of what was counted so
+    far: Messages say one token where a stream begins, and how many there were only at its end."""
+    usage = replace(reading.usage, output_tokens=seen_tokens, source=UsageSource.RECOVERED)
+    return UsageReading(usage, reading.problems)
+
+
 def with_inferred_tiers(usage: Usage, predicted: tuple[int, int, int, int]) -> Usage:
     """Spread hits whose tier the engine does not tell over the tiers that the index saw the prefix in.
 

@@ -17,6 +17,7 @@ from gateway.limits.rules import Taken
 from gateway.priority import Priority
 from gateway.prompt_job import Prompt
 from gateway.protocols.base import Answering, AnswerReader, Ask, EndpointProtocol
+from gateway.protocols.counting import is_counted
 from gateway.residency import Watch
 from gateway.run_ends import run_name
 from gateway.splice import Journal
@@ -97,7 +98,7 @@ class Draft(msgspec.Struct):
     settled: Settled | None = None  # once it is known before the request is closed
     watch: Watch | None = None  # wants to know what the last instance reports of the prompt
     prefilled: Usage | None = None  # what an engine counted of the prompt that it computed for another one
-    text_tokens: int = 0  # of the answer's text, where no engine counted them
+    text_tokens: int = 0  # of the answer's text, where no engine counted all of them
     begun_hits: Usage | None = None  # where another engine goes on: the prompt's hits at the one that began
     own_hits: Usage | None = None  # … and what the one that goes on had of what it was given
     outcome: Outcome | None = None
@@ -219,19 +220,32 @@ class Draft(msgspec.Struct):
             echo.state.value, echo.won_of(usage.hit_tokens), handling, repairs, won, echo_lost_tokens=echo.lost_tokens
         )
 
+    @property
+    def is_undercounted(self) -> bool:
+        """Whether the answer stopped before its end, and its engine had counted less of it by then than was seen."""
+        if self.outcome is Outcome.OK or self.reader is None or self.reader.seen.is_answered:
+            return False
+        reading = self.reader.usage()
+        return reading is not None and is_counted(reading) and reading.usage.output_tokens < self.reader.seen.pieces
+
+    @property
+    def seen_tokens(self) -> int:
+        """How many tokens of the answer were seen: as many as its text has, where that was counted (an event may bring
+        several), and at least one for each event that brought output."""
+        return 0 if self.reader is None else max(self.reader.seen.pieces, self.text_tokens)
+
     def recovered_usage(self) -> Usage:
         """Return what can be said without the engine's own count.
 
         Nothing, where no engine worked; *missing*, where one may have and nothing was seen of it; else the prompt as we
-        counted it, its hits as the index knew them, and as many output tokens as its text has (an event may bring
-        several), at least one for each event that brought output.
+        counted it, its hits as the index knew them, and as many output tokens as were seen.
         """
         if not (self.engine_may_work or self.has_lost):
             return Usage(source=UsageSource.NONE)
-        pieces = self.reader.seen.pieces if self.reader is not None else 0
-        if self.prompt_tokens is None or not pieces:
+        seen_tokens = self.seen_tokens
+        if self.prompt_tokens is None or not seen_tokens:
             return Usage(source=UsageSource.MISSING)
-        return self._expected_usage(max(pieces, self.text_tokens))
+        return self._expected_usage(seen_tokens)
 
     def _expected_usage(self, output_tokens: int) -> Usage:
         is_known = self.decision is not None and self.decision.exact

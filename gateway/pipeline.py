@@ -271,7 +271,7 @@ class Pipeline:
         if draft.unrepaired is not None and draft.decision is not None:
             draft.unrepaired_hits = self._unrepaired.hits(draft.decision.instance, None, draft.unrepaired)
         reader, model = draft.reader, draft.served_model or draft.model
-        if reader is not None and reader.seen.pieces and not is_counted(reader.usage()):
+        if reader is not None and reader.seen.pieces and (draft.is_undercounted or not is_counted(reader.usage())):
             draft.text_tokens = self._prompts.tokens_of(model, reader.seen.said())
         record = self._recorder.close(draft)
         if draft.watch is not None:

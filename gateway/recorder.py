@@ -15,7 +15,7 @@ from billing.errors import LedgerError, LedgerFullError
 from billing.ledger import Ledger
 from billing.meter import charge
 from billing.shelf import PriceShelf
-from billing.usage import with_hits_of, with_inferred_tiers
+from billing.usage import with_hits_of, with_inferred_tiers, with_output_of
 from gateway.draft import Draft, Settled
 from gateway.errors import LedgerFull
 from gateway.protocols.base import AnswerReader, Ask
@@ -176,6 +176,8 @@ def _usage_of(draft: Draft) -> tuple[Usage, tuple[str, ...]]:
             reading = UsageReading(recovered, problems)
         if recovered.source is not UsageSource.RECOVERED or draft.begun_hits is None:
             return reading.usage, tuple(str(problem) for problem in problems)
+    elif draft.is_undercounted:
+        reading = with_output_of(reading, draft.seen_tokens)
     usage = reading.usage
     if draft.begun_hits is not None:
         reading = with_hits_of(reading, UsageReading(draft.begun_hits, ()))

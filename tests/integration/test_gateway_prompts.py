@@ -219,6 +219,38 @@ async def test_of_an_answer_that_was_cut_short_its_texts_tokens_are_billed(
     assert record.usage.prompt_tokens == len(encoder.encode_chat(ASKED))
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+async def test_what_messages_count_where_a_stream_begins_is_not_the_bill_of_one_that_was_cut(
+    engine: Engine, tmp_path: Path, encoder: PromptEncoder, is_whole: bool
+) -> None:
+    def told(kind: str, **more: object) -> bytes:
+        return event({"type": kind, **more})
+
+    pieces = ["one two three four ", "five six"]
+    counts = {"input_tokens": 6, "cache_read_input_tokens": 50, "output_tokens": 1}
+    events = [
+        told(
+            "message_start", message={"id": "m", "type": "message", "role": "assistant", "content": [], "usage": counts}
+        ),
+        told("content_block_start", index=0, content_block={"type": "text", "text": ""}),
+        *(told("content_block_delta", index=0, delta={"type": "text_delta", "text": text}) for text in pieces),
+        told("content_block_stop", index=0),
+    ]
+    end = [told("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 9}), told("message_stop")]
+    engine.script_for = lambda asked: Script(events=[*events, *end] if is_whole else events)
+    vendor = {"id": "v", "url": engine.url, "adapter": "openai", "speaks": ["chat", "messages"]}
+    models = [{"name": "m", "tokenizer": "default", "usage_counts": "ignored"}]
+    async with gateway_for([], tmp_path, instances=[vendor], models=models, ready_count=1) as client:
+        body = {"model": "m", "max_tokens": 9, "stream": True, "messages": ASKED}
+        async with client.session.post(f"{client.url}/v1/messages", json=body) as response:
+            await response.read()
+        (record,) = await client.records(1)
+    usage, seen = record.usage, len(encoder.tokenizer.encode("".join(pieces)).ids)
+    assert (usage.fresh_tokens, usage.hit_tokens) == (6, 50)
+    expected = (9, UsageSource.ENGINE) if is_whole else (seen, UsageSource.RECOVERED)
+    assert (usage.output_tokens, usage.source) == expected
+
+
 @pytest.mark.parametrize("count", [-1, 3.5, 1e25, "ten"])
 async def test_of_an_answer_whose_counts_cannot_be_read_its_texts_tokens_are_billed(
     engine: Engine, client: Client, encoder: PromptEncoder, count: object
