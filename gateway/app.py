@@ -31,6 +31,7 @@ from gateway.answer_headers import AnswerHeaders
 from gateway.asking import Asker
 from gateway.attempt import Attempter
 from gateway.console.mount import mounted_console
+from gateway.cross_origin import allow_origins
 from gateway.diagnosis.explain import Explainer
 from gateway.diagnosis.watch import Build, PromptWatch
 from gateway.diagnosis.watch_metrics import WatchCollector
@@ -284,6 +285,7 @@ async def running(settings: Settings, among: WorkerPlace | None = None) -> Async
             body_cap_bytes=settings.server.body_cap_bytes, client_stall_s=settings.stream.client_stall_s
         )
         app = make_app(edge_options)
+        allow_origins(app, settings.server.allowed_origins)
         responses = Responses(kept_responses)
         edge = Edge(
             pipeline,

@@ -37,7 +37,7 @@ HIGH_WATER_BYTES = 1 << 16
 _HEAD = re.compile(
     rb"POST (/[!-~]*+) HTTP/1\.1\r\n((?:[!#$%&'*+.^_`|~0-9A-Za-z-]++:[\t\x20-\x7e\x80-\xff]*+\r\n)++)\r\n"
 )
-_NOT_HERE = frozenset({"transfer-encoding", "expect", "upgrade", "te", "trailer", "content-encoding"})
+_NOT_HERE = frozenset({"transfer-encoding", "expect", "upgrade", "te", "trailer", "content-encoding", "origin"})
 _CHUNKED = b"transfer-encoding: chunked\r\n"
 _CLOSING = b"connection: close\r\n"
 _REASONS = {status.value: status.phrase for status in HTTPStatus}

@@ -22,6 +22,10 @@ class TlsSettings(Section):
 AnswerHeader = Literal["run", "step", "instance", "hit", "predicted-hit", "cost"]
 
 
+Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")]
+"""As a browser names it: scheme, host and port, nothing behind."""
+
+
 class ServerSettings(Section):
     """The listening socket and the limits of what comes in through it."""
 
@@ -34,6 +38,7 @@ class ServerSettings(Section):
     workers: Annotated[int, Field(ge=1, le=32)] = 1  # processes on the one port
     tls: TlsSettings | None = None
     allowed_hosts: tuple[str, ...] = ()  # names that requests may be for; empty: any
+    allowed_origins: tuple[Origin, ...] = ()  # whose pages a browser lets ask: https://chat.example, or *
     trusted_proxies: tuple[IPvAnyNetwork, ...] = ()  # whose X-Forwarded-For and -Proto are believed
     # What answers tell, as x-keepwarm-…; "hit" and "cost" of a stream come as a comment after it, if stream_summary.
     answer_headers: tuple[AnswerHeader, ...] = ("run", "step", "instance", "hit", "predicted-hit")

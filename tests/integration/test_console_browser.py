@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
@@ -20,12 +16,11 @@ from selenium.webdriver.support.wait import WebDriverWait
 from gateway.cli import main
 from gateway.console.formats import count, money, share
 from tests.samples.agent_runs import RunShape
+from tests.samples.chromium import chromium, needs_chromium
 from tests.samples.console_site import Site, billed_runs, console_site, in_flight
 from tracing.detail import BreakKind, Comparison, PromptChange, StepDetail
 from tracing.record import RequestRecord, RunLink
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-DRIVER = shutil.which("chromedriver")
 DAY_NS = 86_400 * 10**9
 NOW_NS = 1_790_000_000 * 10**9
 PAGES = (
@@ -50,13 +45,7 @@ PAGES = (
 )
 HOSTILE = "<img src=x onerror=\"document.title='broken'\">"
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        BROWSER is None or DRIVER is None,
-        reason="no Chromium or no chromedriver: `apt-get install chromium chromium-driver` (as root) brings both",
-    ),
-]
+pytestmark = [pytest.mark.browser, needs_chromium]
 
 
 @pytest.fixture(scope="module")
@@ -93,32 +82,17 @@ def address(site: Site) -> str:
 
 
 @pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER or ""
-    profile = tmp_path_factory.mktemp("profile")
-    flags = [
-        "--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-        "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", f"--user-data-dir={profile}",
-    ]  # fmt: skip
-    if os.geteuid() == 0:
-        flags.append("--no-sandbox")  # Chromium's sandbox does not run as root
-    for flag in flags:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    try:
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
+    with chromium(tmp_path_factory.mktemp("profile")) as driver:
         yield driver
-    finally:
-        driver.quit()
 
 
 @pytest.fixture
-def browser(chromium: WebDriver) -> WebDriver:
-    chromium.get("about:blank")
-    chromium.get_log("browser")
-    emulate(chromium, 1360, 900, "light")
-    return chromium
+def browser(driver: WebDriver) -> WebDriver:
+    driver.get("about:blank")
+    driver.get_log("browser")
+    emulate(driver, 1360, 900, "light")
+    return driver
 
 
 def emulate(browser: WebDriver, width: int, height: int, scheme: str) -> None:
