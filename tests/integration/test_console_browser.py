@@ -284,7 +284,7 @@ def test_a_run_grows_while_it_is_open_and_what_is_unfolded_stays(
 
 
 def test_a_long_run_is_paged_and_its_picture_leads_to_each_part(
-    chromium: WebDriver, browser: WebDriver, tmp_path_factory: pytest.TempPathFactory
+    driver: WebDriver, browser: WebDriver, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """5,000 steps: what a page holds is bounded, however long the run; ``./bench console`` measures the times."""
     long = billed_runs([RunShape(run_id="run-long", steps=5_000, start_ns=NOW_NS - DAY_NS)])
