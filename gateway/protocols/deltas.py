@@ -18,15 +18,12 @@ def finish_reason_of(choice: Json) -> str | None:
 def told_parts(content: object) -> Iterator[tuple[str, bool]]:
     """Yield the texts of a content that is a list of parts, as Mistral's reasoning models write it, and whether each is
     reasoning."""
-    for part in content if isinstance(content, list) else ():
-        if isinstance(part, dict):
-            thinking = part.get("thinking")
-            thoughts = (
-                [t.get("text") for t in thinking if isinstance(t, dict)] if isinstance(thinking, list) else [thinking]
-            )
-            yield from ((text, True) for text in thoughts if isinstance(text, str) and text)
-            if isinstance(text := part.get("text"), str) and text:
-                yield text, False
+    for part in _objects(content):
+        for thought in _objects(part.get("thinking")):
+            if isinstance(text := thought.get("text"), str) and text:
+                yield text, True
+        if isinstance(text := part.get("text"), str) and text:
+            yield text, False
 
 
 def told_calls(part: Json) -> Sequence[tuple[int, Json]]:
@@ -34,7 +31,7 @@ def told_calls(part: Json) -> Sequence[tuple[int, Json]]:
     the one call of the API before there were tools."""
     calls = part.get("tool_calls")
     if isinstance(calls, list):
-        pieces = [(position, piece) for position, piece in enumerate(calls) if isinstance(piece, dict)]
+        pieces = enumerate(_objects(calls))
         return [(index if isinstance(index := piece.get("index"), int) else at, piece) for at, piece in pieces]
     function = part.get("function_call")
     return [(0, {"function": function})] if isinstance(function, dict) else ()
@@ -56,3 +53,7 @@ def begins_another(call_id: str, name: str, piece: Json) -> bool:
     function, identity = piece.get("function"), piece.get("id")
     is_new = bool(call_id and name and isinstance(identity, str) and identity) and identity != call_id
     return is_new and isinstance(function, dict) and bool(function.get("name"))
+
+
+def _objects(value: object) -> Sequence[Json]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else ()
