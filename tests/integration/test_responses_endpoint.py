@@ -405,6 +405,41 @@ async def test_a_custom_tool_is_a_function_of_one_string_to_the_engine(
     assert told == {"role": "tool", "tool_call_id": "call_a", "content": "ok"}
 
 
+async def test_tools_that_an_item_gives_are_the_requests_and_are_called_by_their_own_names(
+    engine: ScriptedEngine, gpt: AsyncOpenAI
+) -> None:
+    def giving(*tools: Any) -> Any:
+        return {"type": "additional_tools", "role": "developer", "tools": list(tools)}
+
+    wait = {"type": "function", "name": "wait", "description": "old", "parameters": {"type": "object"}}
+    space = {"type": "namespace", "name": "functions", "description": "", "tools": [{**PATCH, "name": "exec"}, wait]}
+    later = {**space, "tools": [{**wait, "description": "new"}]}
+    given: list[Any] = [giving(space), {"role": "user", "content": "hi"}]
+    piece = call_piece(0, id="call_a", name="functions__exec", arguments='{"input": "text(1)"}')
+    engine.script = Script(body=whole({"tool_calls": piece["tool_calls"]}, "tool_calls"))
+    made = strictly(await gpt.responses.create(model="m", input=given, tools=TOOLS))
+    (call,) = made.output
+    assert call.type == "custom_tool_call"
+    assert (call.name, call.namespace, call.input) == ("exec", "functions", "text(1)")
+    result: Any = {"type": "custom_tool_call_output", "call_id": "call_a", "output": "1"}
+    engine.script = Script(events=streamed([piece], "tool_calls"))
+    asked: Any = {"input": [giving(later), result], "previous_response_id": made.id, "tools": TOOLS}
+    seen = [event async for event in await gpt.responses.create(model="m", stream=True, **asked)]
+    assert [e.input for e in seen if e.type == "response.custom_tool_call_input.done"] == ["text(1)"]
+    names = ["look", "find", "functions__exec", "functions__wait"]
+    for request, told in zip(engine.asked, ("old", "new"), strict=True):
+        functions = [tool["function"] for tool in request.json["tools"]]
+        assert [function["name"] for function in functions] == names
+        assert functions[-1]["description"] == told
+    assert [message["role"] for message in engine.asked[1].json["messages"]] == ["user", "assistant", "tool"]
+    quoted = engine.asked[1].json["messages"][1]["tool_calls"][0]["function"]
+    assert quoted == {"name": "functions__exec", "arguments": '{"input": "text(1)"}'}
+    wrong: list[Any] = [{"role": "user", "content": "hi"}, giving({"type": "web_search"})]
+    with pytest.raises(openai.BadRequestError) as refused:
+        await gpt.responses.create(model="m", input=wrong)
+    assert refused.value.param == "input[1].tools[0].type"
+
+
 async def test_items_can_be_referred_to(engine: ScriptedEngine, gpt: AsyncOpenAI) -> None:
     engine.script = Script(body=whole(THOUGHT_AND_TWO_CALLS_WHOLE, "tool_calls"))
     made = await gpt.responses.create(model="m", input="hi", tools=TOOLS)

@@ -30,7 +30,7 @@ def _reader(protocol: str) -> AnswerReader:
     if protocol == "messages":
         ask = MESSAGES.read(scan_body(b'{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}]}'))
         return MESSAGES.reader(ask, Sglang(), ANSWERING, is_native=False)
-    return TranslatedReader(Sglang(), ResponseWriter(Echo(ANSWERING, {}), lambda response: None))
+    return TranslatedReader(Sglang(), ResponseWriter(Echo(ANSWERING, {}, ()), lambda response: None))
 
 
 @st.composite

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gateway.protocols.answer import Block, Kind
 from gateway.protocols.base import Answering
 from gateway.protocols.responses.custom_tools import CUSTOM, input_of
-from gateway.protocols.responses.namespaces import own_names
+from gateway.protocols.responses.tools import own_names
 from gateway.protocols.translated import Finish
 from tracing.record import Usage
 
@@ -46,6 +46,7 @@ class Echo:
 
     answering: Answering
     values: Mapping[str, object]  # the request's members
+    tools: Sequence[Mapping[str, object]]  # all that it and its conversation give
 
     @property
     def response_id(self) -> str:
@@ -58,7 +59,7 @@ class Echo:
 
     def called(self, block: Block) -> Mapping[str, object]:
         """Return the type and name of a called tool, and its namespace if it has one."""
-        return own_names(self.values.get("tools"), block.name)
+        return own_names(self.tools, block.name)
 
     def is_custom(self, block: Block) -> bool:
         """Tell whether the block is a call of a tool whose input is text."""

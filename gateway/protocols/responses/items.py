@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gateway.protocols.dialog import Answered, Call, File, Image, Json, Part, Reading, Result, Said, Text, Turn
 from gateway.protocols.responses.custom_tools import arguments_of
-from gateway.protocols.responses.namespaces import NAMESPACE, whole_name
+from gateway.protocols.responses.tools import ADDITIONAL, NAMESPACE, whole_name
 
 _ROLES = frozenset({"user", "system", "developer"})
 
@@ -18,7 +18,8 @@ _ROLES = frozenset({"user", "system", "developer"})
 def turns_of(items: Sequence[Json], where: str = "input") -> Iterator[Turn]:
     """Yield the items' turns. Raises ``BadRequest``, which names the item."""
     for index, item in enumerate(items):
-        yield _turn(Reading(item, f"{where}[{index}]"))
+        if item.get("type") != ADDITIONAL:
+            yield _turn(Reading(item, f"{where}[{index}]"))
 
 
 def input_items(values: Json) -> list[dict[str, object]]:

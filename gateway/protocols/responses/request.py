@@ -10,13 +10,13 @@ Source: OpenAI's API reference, Responses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from gateway.protocols.base import model_of, stream_of
-from gateway.protocols.dialog import Choice, Dialog, Format, Json, Reading, Said, Text, Tool, Turn, joined
-from gateway.protocols.responses.custom_tools import CUSTOM, function_of
+from gateway.protocols.dialog import Choice, Dialog, Format, Json, Reading, Said, Text, Turn, joined
+from gateway.protocols.responses.custom_tools import CUSTOM
 from gateway.protocols.responses.items import turns_of
-from gateway.protocols.responses.namespaces import FUNCTION, NAMESPACE, whole_name
+from gateway.protocols.responses.tools import FUNCTION, NAMESPACE, functions_of, whole_name
 
 _READ = frozenset(
     {
@@ -55,7 +55,7 @@ def read_dialog(values: Json, items: Sequence[Json]) -> Dialog:
         model=model_of(values),
         turns=joined([*_instructions(request), *turns_of(items)]),
         stream=stream_of(values),
-        tools=tuple(_tools(request)),
+        tools=functions_of(values, items),
         choice=_choice(request),
         is_parallel=request.flag("parallel_tool_calls"),
         max_tokens=request.count("max_output_tokens"),
@@ -70,30 +70,6 @@ def read_dialog(values: Json, items: Sequence[Json]) -> Dialog:
 def _instructions(request: Reading) -> list[Turn]:
     told = request.maybe_text("instructions")
     return [Said("system", (Text(told),))] if told else []
-
-
-def _tools(request: Reading) -> Iterator[Tool]:
-    for tool in request.objects("tools"):
-        if tool.values.get("type") == NAMESPACE:
-            yield from (_tool(inner, tool.text("name")) for inner in tool.objects("tools"))
-        else:
-            yield _tool(tool)
-
-
-def _tool(tool: Reading, namespace: str | None = None) -> Tool:
-    kind = tool.text("type")
-    if kind not in (FUNCTION, CUSTOM):
-        raise tool.refused("type", f"engines here can be given functions and custom tools, and none of type {kind!r}")
-    name = whole_name(namespace, tool.text("name"))
-    if kind == CUSTOM:
-        return function_of(tool, name)
-    parameters = tool.object("parameters")
-    return Tool(
-        name,
-        None if parameters is None else parameters.values,
-        tool.maybe_text("description"),
-        tool.flag("strict"),
-    )
 
 
 def _choice(request: Reading) -> Choice | None:
