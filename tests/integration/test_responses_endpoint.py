@@ -568,3 +568,40 @@ async def test_bytes_of_an_engine_that_speaks_responses_pass_and_the_gateway_kee
     assert first.link is not None
     assert second.link is not None
     assert first.link.run_id == second.link.run_id
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ({"type": "custom_tool_call", "name": "apply_patch", "input": "*** Begin Patch"}, "apply_patch"),
+        ({"type": "local_shell_call", "action": {"type": "exec", "command": ["ls"]}}, "local_shell"),
+        ({"type": "tool_search_call", "execution": "client", "arguments": {"query": "mail"}}, "tool_search"),
+    ],
+)
+async def test_calls_of_any_tool_that_the_client_runs_are_told_and_make_one_run(
+    tmp_path: Path, call: Json, name: str
+) -> None:
+    hosted = {
+        "type": "web_search_call",
+        "id": "ws_1",
+        "status": "completed",
+        "action": {"type": "search", "query": "x"},
+    }
+    made = {**call, "id": "c_1", "call_id": "call_1", "status": "completed"}
+    usage = {"input_tokens": 9, "output_tokens": 2, "total_tokens": 11}
+    response = {"id": "resp_1", "object": "response", "model": "m", "status": "completed", "usage": usage}
+    async with ScriptedEngine() as engine:
+        instances = [{"id": "n", "url": engine.url, "adapter": "openai", "speaks": ["responses"]}]
+        async with gateway_for([engine], tmp_path, instances=instances) as gateway:
+            for items in ([{"role": "user", "content": "hi"}],
+                          [{"role": "user", "content": "as it was told anew"}, made,
+                           {"type": f"{call['type']}_output", "call_id": "call_1", "output": "ok"}]):  # fmt: skip
+                engine.script = Script(body={**response, "output": [hosted, made]})
+                asked = {"model": "m", "input": items, "store": False}
+                async with gateway.session.post(f"{gateway.url}/v1/responses", json=asked) as reply:
+                    assert reply.status == 200
+            first, second = await gateway.records(2)
+    assert [called.name for called in first.tool_calls] == [name]
+    assert first.link is not None
+    assert second.link is not None
+    assert (second.link.run_id, second.link.step) == (first.link.run_id, 2)

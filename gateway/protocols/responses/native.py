@@ -13,6 +13,7 @@ from gateway.protocols.model_name import renamed, renamed_in
 from gateway.protocols.openai_errors import engine_words, error_class
 from gateway.protocols.seen import Seen
 from gateway.protocols.sse import data_of, named_event
+from tracing.messages import item_role
 
 Json = Mapping[str, object]
 
@@ -108,11 +109,12 @@ class NativeResponseReader:
             self._keep(response if self._model is None else response | {"model": self._model})
 
     def _item(self, index: int, item: Json) -> None:
-        if item.get("type") in ("function_call", "custom_tool_call"):
-            function = {"name": item.get("name"), "arguments": item.get("arguments", item.get("input"))}
-            self.seen.take(0, {"tool_calls": [{"index": index, "id": item.get("call_id"), "function": function}]})
-        content = item.get("content")
-        for part in content if item.get("type") == "message" and isinstance(content, list) else ():
+        kind, call_id, content = item.get("type"), item.get("call_id"), item.get("content")
+        if isinstance(call_id, str) and item_role(kind) == "assistant":  # a call of any tool that the client runs
+            name = item.get("name") or str(kind).removesuffix("_call")
+            function = {"name": name, "arguments": item.get("arguments", item.get("input"))}
+            self.seen.take(0, {"tool_calls": [{"index": index, "id": call_id, "function": function}]})
+        for part in content if kind == "message" and isinstance(content, list) else ():
             if isinstance(part, dict):
                 self.seen.take(0, {"content": part.get("text", part.get("refusal"))})
 
