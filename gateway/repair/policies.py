@@ -1,10 +1,12 @@
 """The policies: pure functions from a body to what of its text is to change.
 
 What a client sends anew at every start, day or version, in front of what stays the same, costs the whole prefix behind
-it. Each policy undoes one such habit, and says nothing where there is nothing to undo:
+it. Each policy but one undoes such a habit, and says nothing where there is nothing to undo; that one takes out what
+engines of one's own cannot be given, and would be a reason to refuse the request:
 
 ==========================  ============================================================================================
 ``drop-attribution``        the system prompt's line ``x-anthropic-billing-header: …``, which names the client's version
+``drop-vendor-tools``       tools that only their vendor's models know, or run at the vendor (web search …)
 ``sort-tools``              tools in the order of their names
 ``canonical-keys``          the members of tools (and of all objects in them) in the order of their names
 ``move-volatile-lines``     lines of the system prompt's front that hold a date, a time or an identifier, to its end
@@ -41,6 +43,9 @@ _VOLATILE = re.compile(
     r"|\b1[5-9]\d{8}(?:\d{3})?\b"
 )
 
+_ANYBODYS = ("function", "custom", "namespace")
+"""Types of tools that engines can be given. Messages' own have none, or ``custom``."""
+
 Policy = Callable[[Form], list[Splice]]
 
 
@@ -68,6 +73,22 @@ def move_volatile_lines(form: Form) -> list[Splice]:
 
 def _is_volatile(line: str) -> bool:
     return len(line) <= MAX_MOVED_CHARS and _VOLATILE.search(said(line)) is not None
+
+
+def drop_vendor_tools(form: Form) -> list[Splice]:
+    """Take out tools that their vendor's models alone know: neither functions nor custom tools, nor a namespace."""
+    array = place_of(form, "tools")
+    tools = [] if array is None else list(elements(form.text, array))
+    kept = [tool for tool in tools if not _is_vendors(tool.value)]
+    if array is None or len(kept) == len(tools):
+        return []
+    texts = [form.text[tool.start : tool.end] for tool in kept]
+    return [Splice(array.start, array.end, f"[{','.join(texts)}]")]
+
+
+def _is_vendors(tool: object) -> bool:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return isinstance(kind, str) and kind not in _ANYBODYS
 
 
 def sort_tools(form: Form) -> list[Splice]:
@@ -99,6 +120,7 @@ def canonical_keys(form: Form) -> list[Splice]:
 
 POLICIES: Mapping[str, Policy] = {
     "drop-attribution": drop_attribution,
+    "drop-vendor-tools": drop_vendor_tools,
     "sort-tools": sort_tools,
     "canonical-keys": canonical_keys,
     "move-volatile-lines": move_volatile_lines,

@@ -11,7 +11,7 @@ from pydantic import Field, SecretStr, model_validator
 from gateway.settings.section import Name, Seconds, Section
 from gateway.settings.serving import AnswerHeader
 
-RepairPolicy = Literal["drop-attribution", "sort-tools", "canonical-keys", "move-volatile-lines"]
+RepairPolicy = Literal["drop-attribution", "drop-vendor-tools", "sort-tools", "canonical-keys", "move-volatile-lines"]
 
 
 class KeySettings(Section):

@@ -84,3 +84,35 @@ async def test_a_request_that_needs_no_repair_is_sent_byte_for_byte(client: Clie
     async with client.session.post(f"{client.url}/v1/chat/completions", data=body, headers=REPAIRED) as response:
         assert response.status == 200
     assert engine.asked[-1].body.startswith(body[:-2])  # behind it stand the members that SGLang is given
+
+
+@pytest.mark.parametrize(
+    ("path", "tools"),
+    [
+        ("responses", [{"type": "web_search"}, {"type": "function", "name": "f", "parameters": {"type": "object"}}]),
+        ("messages", [{"name": "f", "input_schema": {"type": "object"}}, {"type": "bash_20250124", "name": "bash"}]),
+    ],
+)
+async def test_tools_that_no_engine_here_can_be_given_are_taken_out_for_keys_that_want_it(
+    engine: ScriptedEngine, tmp_path: Path, path: str, tools: list[dict[str, Any]]
+) -> None:
+    keys = [
+        {"id": "lenient", "secret": "sk-lenient-1", "repairs": ["drop-vendor-tools"]},
+        {"id": "p", "secret": "sk-p"},
+    ]
+    said = (
+        {"input": "go"} if path == "responses" else {"messages": [{"role": "user", "content": "go"}], "max_tokens": 9}
+    )
+    models = [{"name": "m", "tokenizer": "default", "usage_counts": "ignored"}]
+    async with gateway_for([engine], tmp_path, models=models, keys=keys) as client:
+        url, body = f"{client.url}/v1/{path}", {"model": "m", "tools": tools, **said}
+        async with client.session.post(url, json=body, headers={"x-api-key": "sk-strict-1"}) as response:
+            assert response.status == 400
+        assert engine.asked == []
+        async with client.session.post(url, json=body, headers={"x-api-key": "sk-lenient-1"}) as response:
+            assert response.status == 200, await response.text()
+            request_id = response.headers["x-keepwarm-request-id"]
+        note = (await client.record(request_id)).prompt
+    assert [tool["function"]["name"] for tool in engine.asked[0].json["tools"]] == ["f"]
+    assert note is not None
+    assert note.repairs == ("drop-vendor-tools",)

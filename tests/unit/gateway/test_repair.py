@@ -89,6 +89,18 @@ def test_tools_are_sorted_by_name_as_they_were_spelled() -> None:
     assert repaired("sort-tools", wanted) == wanted
 
 
+def test_tools_that_only_their_vendors_models_know_are_taken_out() -> None:
+    kept = ['{"type": "function", "name":"a"}', '{"name":"b","input_schema":{}}', '{"type":"custom","name":"c"}']
+    kept += ['{"type":"namespace","name":"d","tools":[]}']
+    body = (
+        f'{{"tools":[ {{"type":"web_search"}},{kept[0]} , {kept[1]},\n{kept[2]},{{"type":"bash_20250124"}},{kept[3]}]}}'
+    )
+    wanted = f'{{"tools":[{",".join(kept)}]}}'
+    assert repaired("drop-vendor-tools", body) == wanted
+    assert repaired("drop-vendor-tools", wanted) == wanted
+    assert repaired("drop-vendor-tools", '{"tools":[{"type":"web_search"}],"x":1.0}') == '{"tools":[],"x":1.0}'
+
+
 def test_members_of_tools_are_put_in_order_at_every_depth() -> None:
     body = '{"b":1,"tools":[{"name":"t","input_schema":{"z":[{"d":1e3,"c":2}],"a":"\\u0041"}}],"a":2}'
     wanted = '{"b":1,"tools":[{"input_schema":{"a":"\\u0041","z":[{"c":2,"d":1e3}]},"name":"t"}],"a":2}'
@@ -129,5 +141,7 @@ def test_any_body_stays_json_and_all_that_a_policy_does_not_mean_stays(
             assert {**told, "tools": 0} == {**body, "tools": 0}
             if isinstance(tools, list):
                 assert sorted(map(repr, told["tools"])) == sorted(map(repr, tools))
+        if name == "drop-vendor-tools" and isinstance(tools, list):
+            assert [tool for tool in tools if tool in told["tools"]] == told["tools"]
         if name in ("drop-attribution", "move-volatile-lines"):
             assert told["tools"] == tools
