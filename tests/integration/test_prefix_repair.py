@@ -98,7 +98,7 @@ async def test_tools_that_no_engine_here_can_be_given_are_taken_out_for_keys_tha
 ) -> None:
     keys = [
         {"id": "lenient", "secret": "sk-lenient-1", "repairs": ["drop-vendor-tools"]},
-        {"id": "p", "secret": "sk-p"},
+        {"id": "p", "secret": "sk-strict-1"},
     ]
     said = (
         {"input": "go"} if path == "responses" else {"messages": [{"role": "user", "content": "go"}], "max_tokens": 9}
