@@ -24,6 +24,8 @@ _ROLE_ALIASES = {"developer": "system"}
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 _REASONING_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
 _NOT_SAID = frozenset({"cache_control", "id", "tool_use_id"})  # no model writes an id, and some clients make their own
+_ITEM_LABELS = _NOT_SAID | {"call_id", "status"}
+_PLAIN_ITEMS = frozenset({"message", "function_call", "function_call_output", "reasoning"})  # of Responses; else: as is
 _CALLS_AS_TEXT = "Calling tools:\n["  # smolagents sends calls back as the text of a list of Python dictionaries
 _CODE_END = "</code>"  # of smolagents' code agent
 _ID_IN_TEXT = re.compile(r"\{'id': '([^'\\]{1,128})', 'type': 'function'")
@@ -130,6 +132,8 @@ def item_role(kind: object) -> str:
 
 
 def _canonical(message: Mapping[str, object], role: str) -> list[object]:
+    if isinstance(message.get("type"), str) and "role" not in message and message["type"] not in _PLAIN_ITEMS:
+        return [role, {name: value for name, value in message.items() if name not in _ITEM_LABELS}]
     content = _content(message.get("content"))
     if role == "assistant":
         content = [words for part in content if (words := _own_words(part) if isinstance(part, str) else part)]
@@ -138,7 +142,7 @@ def _canonical(message: Mapping[str, object], role: str) -> list[object]:
         message.get("name") or "",
         content,
         [_call(call) for call in _calls(message)],
-        [_arguments(message.get("arguments", message.get("input"))), _content(message.get("output"))],
+        [_arguments(message.get("arguments")), _content(message.get("output"))],
     ]
 
 

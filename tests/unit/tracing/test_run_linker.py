@@ -426,3 +426,9 @@ def test_what_a_custom_tool_is_given_is_part_of_the_conversation() -> None:
     one, other = ({"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": text} for text in "ab")
     assert message_chain([one]) != message_chain([other])
     assert [link.role for link in message_chain([one])] == ["assistant"]
+    assert message_chain([one]) == message_chain([{**one, "call_id": "d", "id": "ctc_1", "status": "completed"}])
+
+
+def test_items_of_kinds_that_nobody_knows_are_told_apart_by_all_that_they_say() -> None:
+    chains = [message_chain([{"type": kind, "id": "i", "says": said}]) for kind in ("alien", "other") for said in "ab"]
+    assert len(set(chains)) == 4
