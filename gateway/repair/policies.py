@@ -22,6 +22,8 @@ from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 
 from gateway.protocols.form import Form, scan_text
+from gateway.protocols.responses.custom_tools import CUSTOM
+from gateway.protocols.responses.tools import FUNCTION, NAMESPACE
 from gateway.repair.splice import Place, Splice, elements, place_of
 from gateway.repair.system import said, system_prompt
 
@@ -43,7 +45,7 @@ _VOLATILE = re.compile(
     r"|\b1[5-9]\d{8}(?:\d{3})?\b"
 )
 
-_ANYBODYS = ("function", "custom", "namespace")
+_ANYBODYS = (FUNCTION, CUSTOM, NAMESPACE)
 """Types of tools that engines can be given. Messages' own have none, or ``custom``."""
 
 Policy = Callable[[Form], list[Splice]]

@@ -376,9 +376,8 @@ async def test_a_custom_tool_is_a_function_of_one_string_to_the_engine(
     first = call_piece(0, id="call_a", name="apply_patch")
     call = call_piece(0, id="call_a", name="apply_patch", arguments="".join(arguments))
     engine.script = Script(body=whole({"tool_calls": call["tool_calls"]}, "tool_calls"))
-    plain = strictly(
-        await gpt.responses.create(model="m", input="hi", tools=tools, tool_choice=PATCH | {"type": "custom"})
-    )
+    choice: Any = {"type": "custom", "name": "apply_patch"}
+    plain = strictly(await gpt.responses.create(model="m", input="hi", tools=tools, tool_choice=choice))
     pieces = [call_piece(0, arguments=piece) for piece in arguments]
     engine.script = Script(events=streamed([first, *pieces, {"content": "so"}], "tool_calls"))
     seen = [event async for event in await gpt.responses.create(model="m", input="hi", tools=tools, stream=True)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gateway.protocols.answer import Block, Kind
 from gateway.protocols.base import Answering
-from gateway.protocols.responses.custom_tools import CUSTOM, input_of
+from gateway.protocols.responses.custom_tools import CUSTOM, CUSTOM_CALL, input_of
 from gateway.protocols.responses.tools import own_names
 from gateway.protocols.translated import Finish
 from tracing.record import Usage
@@ -61,10 +61,6 @@ class Echo:
         """Return the type and name of a called tool, and its namespace if it has one."""
         return own_names(self.tools, block.name)
 
-    def is_custom(self, block: Block) -> bool:
-        """Tell whether the block is a call of a tool whose input is text."""
-        return block.kind is Kind.CALL and self.called(block)["type"] == CUSTOM
-
     def item_id(self, block: Block, index: int) -> str:
         """Return an output item's id."""
         return f"{_PREFIXES[block.kind]}_{self._stem}_{index}"
@@ -113,7 +109,7 @@ def item(echo: Echo, block: Block, index: int, status: str = "completed") -> Jso
     if block.kind is Kind.CALL:
         head |= {"call_id": block.call_id, **echo.called(block)}
         if head["type"] == CUSTOM:
-            return {**head, "type": "custom_tool_call", "input": input_of(block.text)}
+            return {**head, "type": CUSTOM_CALL, "input": input_of(block.text)}
         return {**head, "type": "function_call", "arguments": block.text}
     if block.kind is Kind.REASONING:
         return {"type": "reasoning", **head, "summary": [], "content": [part(block)]}

@@ -14,6 +14,9 @@ import msgspec
 from gateway.protocols.dialog import Json, Reading, Tool, arguments_text
 
 CUSTOM: Final = "custom"
+CUSTOM_CALL: Final = "custom_tool_call"
+"""The types of such a tool, and of an item that calls it."""
+
 _INPUT: Final = "input"
 _PARAMETERS: Final[Json] = {
     "type": "object",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gateway.protocols.dialog import Answered, Call, File, Image, Json, Part, Reading, Result, Said, Text, Turn
-from gateway.protocols.responses.custom_tools import arguments_of
+from gateway.protocols.responses.custom_tools import CUSTOM_CALL, arguments_of
 from gateway.protocols.responses.tools import ADDITIONAL, NAMESPACE, whole_name
 
 _ROLES = frozenset({"user", "system", "developer"})
@@ -62,10 +62,10 @@ def _turn(item: Reading) -> Turn:
     if kind == "function_call":
         name = whole_name(item.maybe_text(NAMESPACE), item.text("name"))
         return Answered(calls=(Call(item.text("call_id"), name, item.text("arguments")),))
-    if kind == "custom_tool_call":
+    if kind == CUSTOM_CALL:
         name = whole_name(item.maybe_text(NAMESPACE), item.text("name"))
         return Answered(calls=(Call(item.text("call_id"), name, arguments_of(item.text("input"))),))
-    if kind in ("function_call_output", "custom_tool_call_output"):
+    if kind in ("function_call_output", f"{CUSTOM_CALL}_output"):
         return Result(item.text("call_id"), _parts(item, "output"))
     if kind == "reasoning":
         told = item.objects("content") or item.objects("summary")

@@ -58,7 +58,7 @@ class _Request:
 
     values: Mapping[str, object]
     items: Sequence[Json]  # its own, without those before it
-    tools: Sequence[Mapping[str, object]]  # its own, and those that all of its items give
+    conversation: Sequence[Mapping[str, object]]  # … and with them
 
     @property
     def is_kept(self) -> bool:
@@ -110,7 +110,7 @@ class Responses(OpenAIShape):
         values = sent.form.values
         own = resolved(input_items(values), earlier.referred or {})
         items = [*earlier.items, *own]
-        request = _Request(values, own, given_tools(values, items))
+        request = _Request(values, own, items)
         previous = values.get("previous_response_id")
         previous_id = previous if isinstance(previous, str) else None
         native = sent if not earlier.items and earlier.referred is None else _expanded(sent, items)
@@ -141,7 +141,7 @@ class Responses(OpenAIShape):
             native = NativeResponseReader(keep, answering.model if answering.model != answering.served_model else None)
             native.seen.may_call = ask.may_call
             return native
-        echo = Echo(answering, request.values, request.tools)
+        echo = Echo(answering, request.values, given_tools(request.values, request.conversation))
         reader = TranslatedReader(adapter, ResponseWriter(echo, keep))
         reader.seen.response_id, reader.seen.may_call = echo.response_id, ask.may_call
         return reader

@@ -9,6 +9,7 @@ import msgspec
 from gateway.protocols.answer import AnswerEvent, Block, Closed, Grew, Kind, Opened
 from gateway.protocols.openai_errors import engine_words
 from gateway.protocols.responses.answer import Echo, Json, finished, item, opened_item, part, response
+from gateway.protocols.responses.custom_tools import CUSTOM_CALL
 from gateway.protocols.sse import named_event
 from gateway.protocols.translated import Finish
 from tracing.record import Usage
@@ -71,10 +72,9 @@ class ResponseWriter:
         block = event.block
         if isinstance(event, Opened):
             self._index += 1
-            self._is_custom = self._echo.is_custom(block)
-            added = self._event(
-                "response.output_item.added", self._at(item=opened_item(self._echo, block, self._index))
-            )
+            begun = opened_item(self._echo, block, self._index)
+            self._is_custom = begun["type"] == CUSTOM_CALL
+            added = self._event("response.output_item.added", self._at(item=begun))
             if block.kind is Kind.CALL:
                 return added
             return added + self._event(
@@ -92,12 +92,15 @@ class ResponseWriter:
 
     def _closed(self, block: Block) -> bytes:
         whole = item(self._echo, block, self._index)
-        ended = self._at(item=whole)
-        if self._is_custom:
-            told = whole["input"]
-            out = self._event("response.custom_tool_call_input.delta", self._in_part(block, delta=told))
-            out += self._event("response.custom_tool_call_input.done", self._in_part(block, input=told))
-            return out + self._event("response.output_item.done", ended)
+        told = self._input(block, whole) if self._is_custom else self._ended(block, whole)
+        return told + self._event("response.output_item.done", self._at(item=whole))
+
+    def _input(self, block: Block, whole: Json) -> bytes:
+        given, name = whole["input"], f"response.{CUSTOM_CALL}_input"
+        grew = self._event(f"{name}.delta", self._in_part(block, delta=given))
+        return grew + self._event(f"{name}.done", self._in_part(block, input=given))
+
+    def _ended(self, block: Block, whole: Json) -> bytes:
         name, member = _DONE[block.kind]
         members = self._in_part(block, **{member: block.text})
         if block.kind is Kind.TEXT:
@@ -107,7 +110,7 @@ class ResponseWriter:
         out = self._event(name, members)
         if block.kind is not Kind.CALL:
             out += self._event("response.content_part.done", self._in_part(block, part=part(block)))
-        return out + self._event("response.output_item.done", ended)
+        return out
 
     def _at(self, **members: object) -> Json:
         return {"output_index": self._index, **members}
